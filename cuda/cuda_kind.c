@@ -14,6 +14,7 @@ const struct mt_device_kind mt_cuda_kind = {
     .name = "cuda",
     .alignment = MT_ARENA_ALIGNMENT,
     .row_bucket = 128,
+    .coded_rows = 256,
     .library_bytes = 64 << 20, /* cuBLASLt's workspace and a reserve */
     .own_bytes = MT_CUDA_BLAS_BYTES,
     .sides = 3,

@@ -41,6 +41,7 @@ extern "C" {
     X(JOIN, join, struct mt_join)                                                                  \
     X(CAST, cast, struct mt_cast)                                                                  \
     X(DECODE, decode, struct mt_decode)                                                            \
+    X(PACKED_GEMM, packed_gemm, struct mt_packed_gemm)                                             \
     X(MERGE_ADAPTER, merge_adapter, struct mt_merge_adapter)                                       \
     X(DROPOUT, dropout, struct mt_dropout)                                                         \
     X(DORA_SCALE, dora_scale, struct mt_dora_scale)                                                \

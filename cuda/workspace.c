@@ -110,6 +110,11 @@ size_t mt_cuda_xielu_bwd_workspace(const struct mt_xielu_bwd *a)
     return partials_bytes(a->n, MIN_ROWS, 2);
 }
 
+size_t mt_cuda_packed_gemm_workspace(const struct mt_packed_gemm *)
+{
+    return 0;
+}
+
 /* --- a workspace's parts ----------------------------------------------------------------------- */
 
 /* The next part, aligned for every kernel and library. */

@@ -9,10 +9,6 @@
 
 enum { THREADS = 256, UNROLL = 4 };
 
-struct code_values {
-    float of[16];
-};
-
 /* The codes of one access. */
 template <int BYTES> struct code_word;
 template <> struct code_word<2> {
@@ -25,13 +21,6 @@ template <> struct code_word<8> {
     typedef uint64_t type;
 };
 
-/* Code k of `codes`, which begin at an even element. */
-template <int FORMAT> static __device__ __forceinline__ unsigned nibble(uint32_t codes, int k)
-{
-    constexpr int FIRST = FORMAT == MT_PACKED_NF4 ? 4 : 0; /* shift of a byte's first code */
-    return codes >> (k / 2 * 8 + (k % 2 ? 4 - FIRST : FIRST)) & 15;
-}
-
 template <typename T, int FORMAT, bool NESTED>
 static __global__ void __launch_bounds__(THREADS)
     decode_nibbles(struct mt_decode a, size_t n, struct code_values values)
@@ -39,12 +28,7 @@ static __global__ void __launch_bounds__(THREADS)
     constexpr int N = VEC<T>;
     typedef typename code_word<N / 2>::type word;
     __shared__ float value[16];
-    if (threadIdx.x == 0) {
-        MT_UNROLL(16)
-        for (int i = 0; i < 16; i++) /* a variable index would put the table into local memory */
-            value[i] = values.of[i];
-    }
-    __syncthreads();
+    share_values(value, values);
     size_t at = static_cast<size_t>(blockIdx.x) * THREADS * UNROLL + threadIdx.x;
     T *out = static_cast<T *>(a.out);
     word codes[UNROLL];
@@ -78,15 +62,9 @@ template <typename T, int FORMAT, bool NESTED>
 static cudaError_t run_nibbles(const struct mt_decode *a, cudaStream_t stream)
 {
     size_t n = a->rows * a->cols;
-    const float *of = FORMAT == MT_PACKED_NF4    ? mt_nf4_values
-                      : FORMAT == MT_PACKED_INT4 ? mt_int4_values
-                                                 : mt_fp4_values;
-    struct code_values v;
-    for (int i = 0; i < 16; i++)
-        v.of[i] = of[i];
     return MT_LAUNCH((decode_nibbles<T, FORMAT, NESTED>),
                      grid_of(ceil_div(n, static_cast<size_t>(VEC<T>) * THREADS * UNROLL)), THREADS, 0, stream, *a, n,
-                     v);
+                     values_of(FORMAT));
 }
 
 /* N divides a row, or is 1, so that N codes are of one block. */

@@ -12,6 +12,39 @@ static __device__ __forceinline__ uint32_t magnitude(float x)
     return bits_of_float(x) & 0x7fffffffu;
 }
 
+/* Values of 4-bit codes, which kernels look up in shared memory, where the 16 are in different banks. */
+struct code_values {
+    float of[16];
+};
+
+static inline code_values values_of(int format)
+{
+    const float *of = format == MT_PACKED_NF4    ? mt_nf4_values
+                      : format == MT_PACKED_INT4 ? mt_int4_values
+                                                 : mt_fp4_values;
+    code_values v;
+    for (int i = 0; i < 16; i++)
+        v.of[i] = of[i];
+    return v;
+}
+
+static __device__ __forceinline__ void share_values(float (&value)[16], const code_values &values)
+{
+    if (threadIdx.x == 0) {
+        MT_UNROLL(16)
+        for (int i = 0; i < 16; i++) /* a variable index would put the table into local memory */
+            value[i] = values.of[i];
+    }
+    __syncthreads();
+}
+
+/* Code k of `codes`, which begin at an even element. */
+template <int FORMAT> static __device__ __forceinline__ unsigned nibble(uint32_t codes, int k)
+{
+    constexpr int FIRST = FORMAT == MT_PACKED_NF4 ? 4 : 0; /* shift of a byte's first code */
+    return codes >> (k / 2 * 8 + (k % 2 ? 4 - FIRST : FIRST)) & 15;
+}
+
 template <bool NESTED> static __device__ __forceinline__ float nf4_scale(const struct mt_decode &a, size_t block)
 {
     if constexpr (!NESTED)
@@ -65,6 +98,18 @@ static __device__ __forceinline__ float fp8_scale(const struct mt_decode &a, siz
     if (a.scale == MT_SCALE_F32)
         return static_cast<const float *>(a.scales)[block];
     return a.scale == MT_SCALE_BF16 ? bf16_scale(a, block) : mxfp4_scale(a, block);
+}
+
+/* Of the block of an element of any format. */
+template <int FORMAT, bool NESTED>
+static __device__ __forceinline__ float scale_at(const struct mt_decode &a, size_t row, size_t col)
+{
+    if constexpr (FORMAT != MT_PACKED_FP8)
+        return scale_of<FORMAT, NESTED>(a, row * a.cols + col);
+    else if (a.format == MT_PACKED_FP8)
+        return fp8_scale(a, row / MT_FP8_BLOCK * ceil_div(a.cols, MT_FP8_BLOCK) + col / MT_FP8_BLOCK);
+    else
+        return fp8_scale(a, a.format == MT_PACKED_FP8R ? row : 0);
 }
 
 /* mt_f32_to_e4m3(). */

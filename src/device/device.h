@@ -52,6 +52,7 @@ struct mt_device_limits {
     bool e4m3;             /* there are matrix products in FP8 */
     size_t alignment;      /* of arena allocations, in bytes */
     size_t row_bucket;     /* row counts that routing of experts decides are padded to a multiple of it in products */
+    size_t coded_rows;     /* most rows of products for which packed_gemm is faster than decode and gemm; 0: never */
     int sides;             /* most side streams, at most MT_MAX_SIDES; 0: there are none */
     size_t side_bytes;     /* memory that each needs, of a multiple of `alignment` */
 };

@@ -255,9 +255,10 @@ int mt_metered_example(struct mt_metered *out, enum mt_dev_op id, unsigned which
     unsigned variants = length_of(op->name), flags = which / variants;
     if (flags >= MT_OP_FLAGS || (flags && !op->flags[flags]))
         return -ERANGE;
-    *out = (struct mt_metered){.op = id, .variant = which % variants, .dtype = op->f32_only ? MT_F32 : dtype,
-                               .flags = op->flags[flags]};
+    *out = (struct mt_metered){.op = id, .variant = which % variants, .flags = op->flags[flags],
+                               .dtype = op->f32_only ? MT_F32 : op->bf16_only ? MT_BF16 : dtype};
     for (; out->n_dims < MT_METER_DIMS && op->dim[out->n_dims] != MT_SIZE_NONE; out->n_dims++)
-        out->dim[out->n_dims] = sizes->of[op->dim[out->n_dims]];
+        out->dim[out->n_dims] = op->dim[out->n_dims] == MT_SIZE_HIDDEN_64 ? mt_align_up(sizes->of[MT_SIZE_HIDDEN], 64)
+                                                                           : sizes->of[op->dim[out->n_dims]];
     return mt_metered_count(out);
 }

@@ -15,6 +15,7 @@ struct mt_device_kind {
     size_t row_bucket;       /* limits.row_bucket; above 1 where each new shape of a product has a cost */
     size_t library_bytes;    /* most bytes of a budget that its libraries take */
     size_t own_bytes;        /* part of it that a device takes when it is created: limits.budget_bytes is the rest */
+    size_t coded_rows;       /* limits.coded_rows */
     int sides;               /* limits.sides, and limits.side_bytes */
     size_t side_bytes;
     /** As mt_device_workspace(), for a device with these limits: enough for every device of the kind. */

@@ -16,6 +16,7 @@ enum mt_op_size {
     MT_SIZE_NONE,
     MT_SIZE_ROWS,      /* tokens */
     MT_SIZE_HIDDEN,
+    MT_SIZE_HIDDEN_64, /* the next multiple of 64 of it, whatever a list says */
     MT_SIZE_FFN,
     MT_SIZE_LOSS_ROWS, /* tokens with a loss that are handled at once */
     MT_SIZE_VOCAB,
@@ -43,6 +44,7 @@ struct mt_op {
     enum mt_op_size dim[MT_METER_DIMS]; /* MT_SIZE_NONE ends the list */
     unsigned flags[MT_OP_FLAGS];        /* combinations of flags for examples: 0 first; the next 0 ends the list */
     bool f32_only;                      /* has no dtype, and counts as f32 */
+    bool bf16_only;
     size_t args_bytes;
     size_t count; /* offset of a size_t in the arguments: if it is 0 there is nothing to do, and nothing is submitted */
     /** NULL, or the condition that the arguments violate. Backends trust arguments that passed. */

@@ -377,6 +377,23 @@ struct mt_decode {
 };
 
 /**
+ * D[m,n] = A[m,k] decode(B)[n,k]' (+ bias[n]) (+ C[m,n]): a linear layer of few rows whose weight stays packed, in bf16.
+ * B's elements are rounded as decode rounds them; f32 accumulation, one rounding to d_dtype. An element of D has the
+ * same bits for any m and n. Only for rows up to limits.coded_rows is it what a device is good at.
+ */
+struct mt_packed_gemm {
+    size_t m;
+    enum mt_dtype d_dtype; /* of C and D: bf16 or f32 */
+    const void *a;         /* [m, k] bf16 */
+    struct mt_decode b;    /* [n, k]: rows n; cols k, a multiple of 64; of dtype bf16; its `out` is not used */
+    const void *bias;      /* [n] bf16, only element-aligned; or NULL */
+    const void *c;         /* [m, n]; or NULL; may be d */
+    void *d;               /* [m, n] */
+    size_t lda, ldc, ldd;  /* lda is a multiple of 8 */
+    void *workspace;       /* mt_op_packed_gemm_workspace() bytes */
+};
+
+/**
  * Merges an adapter into a matrix W [rows, cols] in place, as the merged model has it in its files: W = Q(g (W + s B
  * A)). Q encodes in the format of `of` and decodes again; without a format it rounds to bf16. g is 1, or with DoRA
  * magnitude / |W + s B A| by rows. All in f32: each element of B A is a sum of r products in their order, each
@@ -476,6 +493,7 @@ struct mt_scale_columns {
     X(ZERO, zero, struct mt_zero)                                                                  \
     X(CAST, cast, struct mt_cast)                                                                  \
     X(DECODE, decode, struct mt_decode)                                                            \
+    W(PACKED_GEMM, packed_gemm, struct mt_packed_gemm)                                             \
     X(MERGE_ADAPTER, merge_adapter, struct mt_merge_adapter)                                       \
     X(DROPOUT, dropout, struct mt_dropout)                                                         \
     X(DORA_SCALE, dora_scale, struct mt_dora_scale)                                                \

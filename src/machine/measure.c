@@ -132,8 +132,9 @@ static void list_by_bytes(struct mt_measure_grid *g, enum mt_dtype t, uint64_t n
     struct mt_metered op;
     int rc = 0;
     for (int id = 0; id < MT_N_DEV_OPS; id++) {
-        bool of_chunks = id == MT_DEV_DELTA_RULE || id == MT_DEV_DELTA_RULE_BWD; /* whose rates no length changes */
-        if (mt_dev_op((enum mt_dev_op)id)->bound != MT_BOUND_BYTES && !of_chunks)
+        /* whose rates no length changes, or no number of rows */
+        bool alike = id == MT_DEV_DELTA_RULE || id == MT_DEV_DELTA_RULE_BWD || id == MT_DEV_PACKED_GEMM;
+        if (mt_dev_op((enum mt_dev_op)id)->bound != MT_BOUND_BYTES && !alike)
             continue;
         for (unsigned which = 0; !(rc = mt_metered_example(&op, (enum mt_dev_op)id, which, &sizes, t)); which++)
             add_to_grid(g, &op);

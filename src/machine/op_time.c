@@ -150,8 +150,8 @@ static double product_waste(const struct mt_machine *m, const struct mt_metered 
 const char mt_machine_rules[] =
     "Products: operations by the rate of their type, in whole tiles (of 128x128, 128x256 or 64x128, the best) and whole waves\n"
     "of tiles over the multiprocessors; or their bytes by memory_gbs, if that is longer. FP32 sums of weight gradients are\n"
-    "read and written after them. Attention: two products of what is attended to, five in backward, by its rate. All else: bytes\n"
-    "by memory_gbs. Each operation takes operation_us more; side streams share it, and the last wave.\n";
+    "read and written after them. Attention: two products of what is attended to, five in backward, by its rate. Products by\n"
+    "codes: operations by the smaller of both rates, in tiles of 32x32 or 8x32, or bytes. All else: bytes by memory_gbs. Each operation takes operation_us more; side streams share it, and the last wave.\n";
 
 static double product_seconds(const struct mt_machine *m, const struct mt_metered *op)
 {
@@ -164,6 +164,18 @@ static double product_seconds(const struct mt_machine *m, const struct mt_metere
     if ((op->variant == MT_GEMM_TN || op->dtype == MT_E4M3) && op->flags & MT_METER_F32_OUT)
         last = m_dim * n_dim * sizeof(float) * (op->flags & MT_METER_ADDS ? 2 : 1);
     return fmax(op->flops * waste / rate, (op->bytes - last) / memory) + last / memory;
+}
+
+/*
+ * A kernel of our own, in tiles of 32 columns and 8 or 32 rows: at the share of the products' rate that the attention
+ * kernels are rated at, which feed the same units in the same way.
+ */
+static double packed_seconds(const struct mt_machine *m, const struct mt_metered *op)
+{
+    double rows = (double)op->dim[0], cols = (double)op->dim[1], tile = rows <= 8 ? 8 : 32;
+    double waste = ceil(rows / tile) * tile * ceil(cols / 32) * 32 / (rows * cols);
+    double rate = fmin(m->rate[MT_RATE_GEMM_BF16].value, m->rate[MT_RATE_ATTENTION].value);
+    return fmax(op->flops * waste / (rate * 1e12), op->bytes / (m->rate[MT_RATE_DEVICE_GBS].value * 1e9));
 }
 
 static double attention_seconds(const struct mt_machine *m, const struct mt_metered *op, enum mt_rate_id id)
@@ -183,7 +195,7 @@ double mt_machine_op_seconds(const struct mt_machine *m, const struct mt_metered
         return s;
     switch (mt_dev_op(op->op)->bound) {
     case MT_BOUND_PRODUCT:
-        s = product_seconds(m, op);
+        s = op->op == MT_DEV_PACKED_GEMM ? packed_seconds(m, op) : product_seconds(m, op);
         break;
     case MT_BOUND_ATTENTION:
         s = attention_seconds(m, op, MT_RATE_ATTENTION);

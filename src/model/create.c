@@ -252,6 +252,15 @@ static int alloc_device(mt_model *m, struct mt_err *err)
     return rc;
 }
 
+/* DoRA's norms are computed from decoded weights, and FP8's codes are made from them. */
+static size_t coded_rows(const struct mt_model_params *p, mt_device *dev)
+{
+    bool takes = p->cache.slots && !p->fp8 && p->dtype == MT_BF16 && mt_layout_codes_multiply(p->layout);
+    for (size_t i = 0; i < p->layout->n_adapters; i++)
+        takes = takes && !p->layout->adapters[i].dora;
+    return takes ? mt_device_limits(dev)->coded_rows : 0;
+}
+
 int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params *p,
                     struct mt_err *err)
 {
@@ -264,6 +273,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->layout = p->layout;
     m->dt = p->dtype;
     m->wd.c = (size_t)p->layout->cfg.hidden;
+    m->coded_rows = coded_rows(p, dev);
     m->input_bytes = mt_inputs_layout(&in, p, NULL);
     m->used_bytes = used_bytes(p);
     m->stats_bytes = mt_model_stats_bytes(p);

@@ -155,6 +155,7 @@ struct tile {
     int side;                          /* whose grad and w are used */
     size_t n, n_padded;
     const int32_t *list;
+    bool by_codes;                     /* its products take the expert's codes, and no row is padding */
     bool first;                        /* of its expert: overwrites the gradients */
     float *grad;                       /* where its gradients go: s.of[side], or the unit's; NULL: it has none */
     size_t adapters_at;                /* in grad, of its adapters */
@@ -312,17 +313,19 @@ static struct tile begin_expert(const struct mt_part_run *r, int expert, int sid
     return t;
 }
 
-/* Decodes the expert's weights, if the unit keeps codes. */
+/* Decodes the expert's weights, if the unit keeps codes and products do not take them. */
 static int open_codes(struct tile *t, int expert, struct mt_err *err)
 {
-    const mt_model *m = t->m;
+    mt_model *m = t->m;
     if (!mt_unit_keeps_codes(m->layout, t->run->of->unit, m->dt))
         return 0;
     t->w = t->s.of[t->side].w;
     const size_t first = t->p[MT_EXPERT_GATE_UP].at;
     for (int i = 0; i < MT_EXPERT_MAX_PARAMS; i++)
         t->p[i].at -= t->p[i].n ? first : 0;
-    return mt_expert_decode(m->layout, t->run->of->unit, expert, t->run->w, t->s.of[t->side].w, m->dev, err);
+    m->own.codes = (struct mt_codes){t->by_codes ? t->w : NULL, first, t->run->of->unit, t->run->w};
+    const struct mt_decoding d = {t->run->of->unit, t->run->w, t->s.of[t->side].w, t->by_codes};
+    return mt_expert_decode(m->layout, &d, expert, m->dev, err);
 }
 
 /* What is done with an expert's tiles, and where their outputs, or gradients of inputs, are summed. */
@@ -373,11 +376,12 @@ static int run_tiles(struct tile *t, int expert, const struct pass *pass, struct
     size_t rows = padded_rows(m->dev, list.n);
     int rc = list.n && rows <= m->outputs.n ? take_outputs(t, list.place, rows, pass, sides, err) : 0;
     mt_sides_turn(sides, t->piece);
+    t->by_codes = list.n <= m->coded_rows && mt_unit_keeps_codes(m->layout, t->run->of->unit, m->dt);
     if (!rc && list.n)
         rc = open_codes(t, expert, err);
     for (size_t at = 0; at < list.n && !rc; at += MT_EXPERT_TILE) {
         t->n = MT_MIN(list.n - at, (size_t)MT_EXPERT_TILE);
-        t->n_padded = padded_rows(m->dev, t->n);
+        t->n_padded = t->by_codes ? t->n : padded_rows(m->dev, t->n);
         t->list = t->routing.list + list.first + at;
         t->first = at == 0;
         rc = rows <= m->outputs.n ? 0 : take_outputs(t, list.place + at, t->n_padded, pass, sides, err);

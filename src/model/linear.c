@@ -20,11 +20,11 @@ int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const
     if (has_dora(m, p) && !is_merged(p))
         return mt_dora_forward(m, &(struct mt_dora_run){.n = n, .x = x, .w = w, .p = p}, bias, residual, y, err);
     struct mt_linear_shape shape = {n, in, out, m->dt, m->dt};
-    struct mt_gemm g = mt_gemm_output(&shape, x, mt_elem(m, w, p.at), y);
+    struct mt_gemm g = mt_gemm_output(&shape, x, NULL, y);
     g.bias = bias.n ? mt_elem(m, w, bias.at) : NULL;
     g.c = residual;
     g.ldc = out;
-    int rc = mt_product(m, &g, err);
+    int rc = mt_weight_product(m, &g, w, p.at, err);
     if (rc || !p.adapter)
         return rc;
     return mt_adapter_forward(m,
@@ -36,14 +36,14 @@ int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const
 int mt_linear_add(mt_model *m, const struct mt_linear_add *a, float *sum, struct mt_err *err)
 {
     struct mt_linear_shape shape = {a->n, a->in, a->out, m->dt, MT_F32};
-    struct mt_gemm product = mt_gemm_output(&shape, a->x, mt_elem(m, a->w, a->p.at), sum);
+    struct mt_gemm product = mt_gemm_output(&shape, a->x, NULL, sum);
     struct mt_adapter_run run = {.adapter = a->p.adapter, .n = a->n, .ld = a->out, .y_dtype = MT_F32, .x = a->x,
                                  .w = a->w, .y = sum};
     const struct mt_dora_run dora = {.n = a->n, .x = a->x, .w = a->w, .p = a->p, .f32 = true};
     if (has_dora(m, a->p) && !is_merged(a->p))
         return mt_dora_forward(m, &dora, (struct mt_param){0}, sum, sum, err);
     mt_gemm_add(&product);
-    return mt_product(m, &product, err) ?: mt_adapter_forward(m, &run, err);
+    return mt_weight_product(m, &product, a->w, a->p.at, err) ?: mt_adapter_forward(m, &run, err);
 }
 
 static struct mt_adapter_run adapter_run(const mt_model *m, const struct mt_linear_bwd *a)

@@ -503,27 +503,49 @@ size_t mt_unit_decoded_bytes(const struct mt_layout *l, size_t unit, enum mt_dty
     return mt_unit_keeps_codes(l, unit, dtype) && !u->per_step ? u->n_elems * mt_dtype_size(dtype) : 0;
 }
 
-int mt_unit_decode_to(const struct mt_layout *l, size_t unit, const char *slot, char *out, mt_device *dev,
-                      struct mt_err *err)
+int mt_unit_decode_to(const struct mt_layout *l, const struct mt_decoding *d, mt_device *dev, struct mt_err *err)
 {
-    const struct mt_unit *u = &l->units[unit];
-    const char *plane = slot + mt_unit_landing(l, unit, MT_BF16);
+    const struct mt_unit *u = &l->units[d->unit];
+    const char *plane = d->slot + mt_unit_landing(l, d->unit, MT_BF16);
     size_t size = mt_dtype_size(MT_BF16);
     int rc = 0;
     for (const struct mt_range *r = &l->ranges[u->first_range], *end = r + u->n_ranges; r < end && !rc; r++) {
         size_t bytes = r->n * size;
-        const char *at = slot + mt_unit_range_at(l, unit, r, MT_BF16) * size;
-        struct mt_copy c = {out + r->first * size, bytes, at, bytes, bytes, 1};
+        const char *at = d->slot + mt_unit_range_at(l, d->unit, r, MT_BF16) * size;
+        struct mt_copy c = {d->out + r->first * size, bytes, at, bytes, bytes, 1};
         rc = r->kind == MT_RANGE_PACKED ? 0 : mt_device_copy(dev, MT_STREAM_COMPUTE, &c, err);
     }
     for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        if (t->kind != MT_RANGE_PACKED)
+        if (t->kind != MT_RANGE_PACKED || d->plain)
             continue;
-        struct mt_decode a = decode_of(t, MT_BF16, plane, out + t->first * size, 0, t->n);
+        struct mt_decode a = decode_of(t, MT_BF16, plane, d->out + t->first * size, 0, t->n);
         rc = mt_op_decode(dev, &a, err);
     }
     return rc;
+}
+
+bool mt_unit_codes(const struct mt_layout *l, size_t unit, size_t first, const char *slot, struct mt_decode *out)
+{
+    const struct mt_unit *u = &l->units[unit];
+    const struct mt_tensor *t = &l->tensors[u->first_tensor], *end = t + u->n_tensors;
+    while (t < end && (t->first != first || t->adapter))
+        t++;
+    if (t == end || t->kind != MT_RANGE_PACKED)
+        return false;
+    *out = decode_of(t, MT_BF16, slot + mt_unit_landing(l, unit, MT_BF16), NULL, 0, t->n);
+    out->rows = rows_of(t);
+    out->cols = cols_of(t);
+    out->out = NULL;
+    return true;
+}
+
+bool mt_layout_codes_multiply(const struct mt_layout *l)
+{
+    for (const struct mt_tensor *t = l->tensors; t < l->tensors + l->n_tensors; t++)
+        if (t->kind == MT_RANGE_PACKED && cols_of(t) % 64)
+            return false;
+    return true;
 }
 
 /* The place of an unpacked tensor in the buffer. */
@@ -535,23 +557,23 @@ static const char *plain_at(const struct mt_layout *l, const struct mt_tensor *t
     return slot + (mt_unit_range_at(l, t->unit, r, MT_BF16) + (t->first - r->first)) * mt_dtype_size(MT_BF16);
 }
 
-int mt_expert_decode(const struct mt_layout *l, size_t unit, int expert, const char *slot, char *out, mt_device *dev,
+int mt_expert_decode(const struct mt_layout *l, const struct mt_decoding *d, int expert, mt_device *dev,
                      struct mt_err *err)
 {
-    const struct mt_unit *u = &l->units[unit];
-    const char *plane = slot + mt_unit_landing(l, unit, MT_BF16);
+    const struct mt_unit *u = &l->units[d->unit];
+    const char *plane = d->slot + mt_unit_landing(l, d->unit, MT_BF16);
     size_t base = SIZE_MAX, size = mt_dtype_size(MT_BF16);
     int rc = 0;
     for (const struct mt_tensor *t = &l->tensors[u->first_tensor], *end = t + u->n_tensors; t < end && !rc; t++) {
         if (t->expert != expert)
             continue;
         base = base == SIZE_MAX ? t->first : base;
-        char *to = out + (t->first - base) * size;
+        char *to = d->out + (t->first - base) * size;
         if (t->kind == MT_RANGE_PACKED) {
             struct mt_decode a = decode_of(t, MT_BF16, plane, to, 0, t->n);
-            rc = mt_op_decode(dev, &a, err);
+            rc = d->plain ? 0 : mt_op_decode(dev, &a, err);
         } else {
-            struct mt_copy c = {to, t->n * size, plain_at(l, t, slot), t->n * size, t->n * size, 1};
+            struct mt_copy c = {to, t->n * size, plain_at(l, t, d->slot), t->n * size, t->n * size, 1};
             rc = mt_device_copy(dev, MT_STREAM_COMPUTE, &c, err);
         }
     }

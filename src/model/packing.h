@@ -36,14 +36,25 @@ void mt_layout_keep_codes(struct mt_layout *l);
 bool mt_unit_keeps_codes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
 /** Elements of an expert's parameters, from the start of the first to the end of the last. */
 size_t mt_expert_elems(const struct mt_layout *l);
-/** Decodes them from the buffer of a unit that keeps its codes to `out`, laid out as in an unpacked unit. */
-int mt_expert_decode(const struct mt_layout *l, size_t unit, int expert, const char *slot, char *out, mt_device *dev,
+/** From the buffer of a unit that keeps its codes to `out`, laid out as in an unpacked unit. */
+struct mt_decoding {
+    size_t unit;
+    const char *slot;
+    char *out;
+    bool plain; /* only what is not packed is copied there, since products take the codes */
+};
+/** Decodes an expert's parameters; `out` begins with the first. */
+int mt_expert_decode(const struct mt_layout *l, const struct mt_decoding *d, int expert, mt_device *dev,
                      struct mt_err *err);
 /** Bytes of scratch for a unit that is decoded so; 0: the unit's experts are, or nothing is. */
 size_t mt_unit_decoded_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
-/** Decodes the unit from its buffer to `out`, laid out as in an unpacked unit, but for its f32_tensor. */
-int mt_unit_decode_to(const struct mt_layout *l, size_t unit, const char *slot, char *out, mt_device *dev,
-                      struct mt_err *err);
+/** Decodes the unit, but for its f32_tensor. */
+int mt_unit_decode_to(const struct mt_layout *l, const struct mt_decoding *d, mt_device *dev, struct mt_err *err);
+/** The codes in that buffer of the matrix that begins at the unit's element `first`, in bf16, without `out`. False: it is
+ * not packed; rows and cols are its own. */
+bool mt_unit_codes(const struct mt_layout *l, size_t unit, size_t first, const char *slot, struct mt_decode *out);
+/** Can products take the codes of every packed matrix: do rows come in whole steps (struct mt_packed_gemm)? */
+bool mt_layout_codes_multiply(const struct mt_layout *l);
 /** Must the unit's weights be changed after each load, by mt_unit_decode()? */
 bool mt_unit_is_decoded(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
 /** With DoRA of merged adapters, in the unit's buffer: magnitude / |W + s B A| of its n_norms rows; after them

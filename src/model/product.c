@@ -8,6 +8,10 @@
  */
 #include "model/product.h"
 
+#include <errno.h>
+
+#include "model/packing.h"
+
 /* x [rows, cols], whose columns are K unless it is turned. */
 struct operand {
     const void *x;
@@ -65,6 +69,29 @@ int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err)
     return encode(m, &a, known, s->parts, err)
         ?: encode(m, &b, false, s->parts + MT_AMAX_PARTS, err)
         ?: mt_op_gemm(m->dev, &codes, err);
+}
+
+int mt_weight_product(mt_model *m, struct mt_gemm *g, const void *w, size_t at, struct mt_err *err)
+{
+    const struct mt_codes *c = &m->own.codes;
+    size_t size = mt_dtype_size(g->d_dtype);
+    g->b = mt_elem(m, w, at);
+    if (!c->w || c->w != w)
+        return mt_product(m, g, err);
+    int rc = 0;
+    for (size_t row = 0, rows; row < g->n && !rc; row += rows) {
+        const char *bias = g->bias, *add = g->c;
+        struct mt_packed_gemm p = {.m = g->m, .d_dtype = g->d_dtype, .a = g->a, .lda = g->lda, .ldc = g->ldc,
+                                   .ldd = g->ldd, .bias = bias ? bias + row * mt_dtype_size(g->dtype) : NULL,
+                                   .c = add ? add + row * size : NULL, .d = (char *)g->d + row * size,
+                                   .workspace = mt_elem(m, w, at + row * g->k)}; /* where it would lie decoded */
+        if (!mt_unit_codes(m->layout, c->unit, c->first + at + row * g->k, c->slot, &p.b))
+            return row ? mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "matrices of one product are packed in part")
+                       : mt_product(m, g, err);
+        rows = p.b.rows;
+        rc = mt_op_packed_gemm(m->dev, &p, err);
+    }
+    return rc;
 }
 
 struct mt_gemm mt_gemm_output(const struct mt_linear_shape *s, const void *x, const void *w, void *y)

@@ -8,6 +8,9 @@
  * are whole vectors (product.c). Rows of A and B lie side by side.
  */
 int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err);
+/** mt_product() of mt_gemm_output(), whose weight begins at element `at` of the weights w: by its codes, tensor by
+ * tensor, if w has nothing else of it. */
+int mt_weight_product(mt_model *m, struct mt_gemm *g, const void *w, size_t at, struct mt_err *err);
 /** A linear layer's rows and dtypes: of its operands, and of the product. */
 struct mt_linear_shape {
     size_t n, in, out;

@@ -60,9 +60,17 @@ struct mt_product_scratch {
     const void *known; /* the matrix whose magnitudes A's are, which has not changed since; NULL: none */
 };
 
+/** Where products of a running unit or expert find codes in place of weights. */
+struct mt_codes {
+    const void *w; /* the weights, of which only unpacked tensors are there; NULL: all are */
+    size_t first;  /* which element of the unit they begin with */
+    size_t unit;
+    const char *slot; /* its buffer */
+};
 /** Scratch of which each stream of operations has its own. */
 struct mt_own_scratch {
     void *workspace;
+    struct mt_codes codes;
     struct mt_product_scratch product;
     void *adapter_x, *adapter_dy; /* [max_tokens or rows of an expert's tile, rank]: x A^T; s dy B */
     const struct mt_adapter *dy_of; /* whose s dy B that is, until its weights' gradients are made; NULL: nobody's */
@@ -103,6 +111,7 @@ struct mt_model {
     float *top_rest;           /* [max_micro, max_tokens] */
 
     void *scratch; /* one allocation, cut into what lasts beyond a part's run, and, from h on, what does not: */
+    size_t coded_rows; /* most rows of products that take codes of packed weights: of generation; 0: none do */
     char *decoded;     /* the running unit's weights, if it keeps codes in its buffer; NULL: none does */
     void *h, *dh;      /* [max_tokens, hidden] */
     void *cast_start;

@@ -47,10 +47,15 @@ static const void *weights_of(const mt_model *m, const struct mt_unit_run *r)
     return mt_unit_decoded_bytes(m->layout, r->unit, m->dt) ? m->decoded : either(r, MT_ROLE_WEIGHTS, MT_ROLE_TABLE);
 }
 
-static int decode(const mt_model *m, const struct mt_unit_run *r, struct mt_err *err)
+/* Few rows are multiplied by codes. */
+static int decode(mt_model *m, const struct mt_unit_run *r, struct mt_err *err)
 {
     bool decodes = mt_unit_decoded_bytes(m->layout, r->unit, m->dt);
-    return decodes ? mt_unit_decode_to(m->layout, r->unit, r->at[MT_ROLE_WEIGHTS], m->decoded, m->dev, err) : 0;
+    bool plain = decodes && m->inputs[r->mb].n_tokens <= m->coded_rows;
+    const char *slot = r->at[MT_ROLE_WEIGHTS];
+    m->own.codes = (struct mt_codes){plain ? m->decoded : NULL, 0, r->unit, slot};
+    const struct mt_decoding d = {r->unit, slot, m->decoded, plain};
+    return decodes ? mt_unit_decode_to(m->layout, &d, m->dev, err) : 0;
 }
 
 static size_t stages_of(struct stage *s, mt_model *m, const struct mt_unit_run *r)

@@ -20,8 +20,9 @@ static inline struct mt_plan_request mt_plan_request_in_halves(const struct mt_p
 bool mt_plan_orders(const struct mt_plan_request *r);
 /** Whether it fits the device without cutting layers, if every open choice is made to save memory. */
 bool mt_plan_fits_device(const struct mt_plan_request *r);
-/** Of generation: not all weights of the choice, decoded, stay on the device, and more of their codes may. */
-bool mt_plan_wants_codes(const struct mt_plan_choice *c, const struct mt_plan_request *r);
+/** Of generation: not all weights of the choice, decoded, stay on the device, and more of their codes may; or products
+ * of a device with these limits.coded_rows take the codes. */
+bool mt_plan_wants_codes(const struct mt_plan_choice *c, const struct mt_plan_request *r, size_t coded_rows);
 enum { MT_PLAN_MAX_CHUNKS = 3, MT_PLAN_MAX_MICRO_BATCHES = 16 };
 /** Logits chunks to try, ascending: the model's own, and longer ones, with faster matrix products. Returns how many. */
 size_t mt_plan_chunks(const struct mt_plan_request *r, int64_t chunk[MT_PLAN_MAX_CHUNKS]);

@@ -577,7 +577,7 @@ int mt_resolve_by_rules(struct mt_plan_choice *out, const struct mt_plan_request
     if (r->halves && !mt_engine_fits(&p))
         t = mt_plan_request_in_halves(&t);
     rc = mt_plan_place(out, &t, dev, err);
-    if (rc || t.layout == r->halves || !mt_plan_wants_codes(out, r))
+    if (rc || t.layout == r->halves || !mt_plan_wants_codes(out, r, mt_device_limits(dev)->coded_rows))
         return rc;
     mt_plan_choice_finish(out);
     t = mt_plan_request_in_halves(&t);

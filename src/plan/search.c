@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "engine/records.h"
+#include "kinds/kinds.h"
 #include "plan/search_priv.h"
 
 #define WORTH_READING 1.05 /* reading the model's files in every step must make it this much faster */
@@ -235,10 +236,17 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
     return rc;
 }
 
-bool mt_plan_wants_codes(const struct mt_plan_choice *c, const struct mt_plan_request *r)
+bool mt_plan_wants_codes(const struct mt_plan_choice *c, const struct mt_plan_request *r, size_t coded_rows)
 {
     bool codes = r->halves && r->halves->cut.n_units == r->layout->cut.n_units;
-    return codes && r->cache.slots && c->engine.n_stay < c->layout->n_units;
+    bool few = r->numerics.rows_per_step <= (int64_t)coded_rows;
+    return codes && r->cache.slots && (few || c->engine.n_stay < c->layout->n_units);
+}
+
+static size_t coded_rows(const struct mt_plan_request *r)
+{
+    const struct mt_device_kind *kind = mt_device_kind(mt_machine_device_kind(r->machine));
+    return kind ? kind->coded_rows : 0;
 }
 
 /* Whether halves of layers may be faster: their smaller buffers leave memory for records and separate cast buffers. */
@@ -308,7 +316,7 @@ static int search_cuts(struct mt_plan_choice *out, const struct mt_plan_request 
     int rc = search_layout(out, r, err);
     if (!r->halves || (rc && rc != -ENOSPC))
         return rc;
-    if (rc ? mt_plan_fits_device(r) : !wants_memory(out, r) && !mt_plan_wants_codes(out, r))
+    if (rc ? mt_plan_fits_device(r) : !wants_memory(out, r) && !mt_plan_wants_codes(out, r, coded_rows(r)))
         return rc;
     struct mt_plan_request halves = mt_plan_request_in_halves(r);
     if (rc)

@@ -112,7 +112,7 @@ def codes_stay_where_decoded_weights_do_not(model, path, configs):
     assert 0.2 * decoded < codes < 0.4 * decoded and few <= codes / 2, (decoded, codes, few)
     rows = {r["texts"]: r for r in planned("--model", os.path.join(configs, "models", "Qwen3-32B.json"), "--set", "model.base_dtype=nf4",
                                            "--host-mem", "128GiB")["by_texts"]}
-    assert rows[8]["weights_on_device"] == 1 and rows[8]["tokens_per_second"] > 40 and rows[128]["weights_on_device"] < 0.2, rows
+    assert rows[8]["weights_on_device"] == 1 and rows[8]["tokens_per_second"] > 250 and rows[128]["weights_on_device"] < 0.2, rows
 
 
 def what_cannot_be_is_refused(tmp, model):

@@ -89,23 +89,29 @@ static void expect_equal(struct harness *h, const char *what, const double *got,
         }
 }
 
-/* What is on the host in `a` goes to the device and is decoded. */
-static void check(struct harness *h, const char *what, const struct mt_decode *a, size_t scale_bytes)
+/* What is on the host in `a`, on the device. */
+static struct mt_decode upload_codes(struct harness *h, const struct mt_decode *a)
+{
+    struct mt_decode d = *a;
+    size_t scales = mt_packed_n_scales(a->format, a->rows, a->cols);
+    d.codes = upload(h, a->codes, mt_packed_code_bytes(a->format, a->rows, a->cols));
+    d.scales = upload(h, a->scales, scales * mt_scale_size(a->scale));
+    d.factor = a->factor ? upload(h, a->factor, sizeof(*a->factor)) : NULL;
+    if (a->nested_scales) {
+        d.nested_scales = upload(h, a->nested_scales, mt_div_up(scales, 256) * 4);
+        d.nested_map = upload(h, a->nested_map, 256 * 4);
+        d.nested_offset = upload(h, a->nested_offset, 4);
+    }
+    return d;
+}
+
+static void check(struct harness *h, const char *what, const struct mt_decode *a)
 {
     size_t n = a->rows * a->cols;
     double *want = scratch(h, n);
     struct dbuf *out = buf_nan(h, a->dtype, n);
-    struct mt_decode d = *a;
+    struct mt_decode d = upload_codes(h, a);
     want_of(a, want);
-    d.codes = upload(h, a->codes, mt_packed_code_bytes(a->format, a->rows, a->cols));
-    d.scales = upload(h, a->scales, scale_bytes);
-    d.factor = a->factor ? upload(h, a->factor, sizeof(*a->factor)) : NULL;
-    if (a->nested_scales) {
-        size_t blocks = mt_div_up(n, 64);
-        d.nested_scales = upload(h, a->nested_scales, mt_div_up(blocks, 256) * 4);
-        d.nested_map = upload(h, a->nested_map, 256 * 4);
-        d.nested_offset = upload(h, a->nested_offset, 4);
-    }
     d.out = out->p;
     RUN(h, mt_op_decode, &d);
     expect_equal(h, what, buf_get(h, out), want, n);
@@ -143,7 +149,7 @@ static void nf4_case(struct harness *h, size_t rows, size_t cols, bool nested)
         a.nested_map = map;
         a.nested_offset = &offset;
     }
-    check(h, nested ? "nested nf4" : "nf4", &a, nested ? blocks : blocks * 4);
+    check(h, nested ? "nested nf4" : "nf4", &a);
     free(codes);
     free(bytes);
     free(scales);
@@ -172,7 +178,7 @@ static void mxfp4_case(struct harness *h, size_t rows, size_t cols)
         scales[i] = scales[i] == 255 ? 254 : scales[i];
     struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_MXFP4,
                           .scale = MT_SCALE_E8M0, .codes = codes, .scales = scales};
-    check(h, "mxfp4", &a, rows * cols / 32);
+    check(h, "mxfp4", &a);
     free(codes);
     free(scales);
 }
@@ -195,7 +201,7 @@ static void int4_case(struct harness *h, size_t rows, size_t cols)
         scales[i] = mt_f32_to_bf16(i % 7 == 3 ? wide[i] * 1e-37f : i % 7 == 5 ? wide[i] * 1e38f : wide[i]);
     struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_INT4,
                           .scale = MT_SCALE_BF16, .codes = codes, .scales = scales};
-    check(h, "int4", &a, blocks * 2);
+    check(h, "int4", &a);
     free(codes);
     free(wide);
 }
@@ -215,7 +221,7 @@ static void nvfp4_case(struct harness *h, enum mt_scale type, size_t rows, size_
     uint8_t *codes = some_bytes(rows * cols / 2), *scales = some_bytes(blocks);
     struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_NVFP4, .scale = type,
                           .codes = codes, .scales = scales, .factor = &factor};
-    check(h, "nvfp4", &a, blocks);
+    check(h, "nvfp4", &a);
     free(codes);
     free(scales);
 }
@@ -240,7 +246,7 @@ static void fp8_case(struct harness *h, size_t rows, size_t cols, float spread)
         scales[i] = -scales[i];
     struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_FP8, .codes = codes,
                           .scales = scales};
-    check(h, "fp8", &a, blocks * 4);
+    check(h, "fp8", &a);
     free(codes);
 }
 
@@ -270,7 +276,7 @@ static void fp8_scales_case(struct harness *h, enum mt_packed format, enum mt_sc
     }
     struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = format, .scale = type, .codes = codes};
     a.scales = type == MT_SCALE_F32 ? (void *)scales : type == MT_SCALE_BF16 ? (void *)half : (void *)bytes;
-    check(h, format == MT_PACKED_FP8 ? "fp8 with other scales" : mt_packed_names[format], &a, blocks * mt_scale_size(type));
+    check(h, format == MT_PACKED_FP8 ? "fp8 with other scales" : mt_packed_names[format], &a);
     free(codes);
     free(bytes);
     free(scales);
@@ -310,6 +316,120 @@ DEVICE_TEST(decode_parts)
     RUN(h, mt_op_decode, &a);
     expect_equal(h, "two parts", buf_get(h, out), want, ROWS * COLS);
     free(codes);
+}
+
+/* --- products by codes --------------------------------------------------------------------------- */
+
+struct product {
+    enum mt_packed format;
+    enum mt_scale scale;
+    size_t m, n, k;
+    bool bias, c, f32;
+};
+
+/* Codes and scales of numbers of ordinary size, on the host. */
+static struct mt_decode ordinary(const struct product *p)
+{
+    struct mt_decode a = {.rows = p->n, .cols = p->k, .dtype = MT_BF16, .format = p->format, .scale = p->scale};
+    size_t bytes = mt_packed_code_bytes(p->format, p->n, p->k), blocks = mt_packed_n_scales(p->format, p->n, p->k);
+    uint8_t *codes = some_bytes(bytes), *small = mt_calloc(blocks + 1, 4);
+    float *scales = some_scales(blocks, 0.03f);
+    for (size_t i = 0; i < bytes && is_fp8(p->format); i++)
+        codes[i] &= 0xb7; /* none above 2 */
+    for (size_t i = 0; i < blocks; i++) {
+        uint16_t half = mt_f32_to_bf16(scales[i]);
+        if (p->scale == MT_SCALE_BF16)
+            memcpy(small + 2 * i, &half, sizeof(half));
+        else
+            small[i] = (uint8_t)(p->scale == MT_SCALE_E8M0 ? 120 + i % 5 : p->scale == MT_SCALE_NESTED ? i * 7 : 32 + i % 16);
+    }
+    bool f32 = p->scale == MT_SCALE_F32;
+    a.codes = codes;
+    a.scales = f32 ? (void *)scales : (void *)small;
+    free(f32 ? (void *)small : (void *)scales);
+    if (p->scale == MT_SCALE_NESTED) {
+        static const float offset = 0.0171f;
+        a.nested_scales = some_scales(mt_div_up(blocks, 256), 0.03f);
+        a.nested_map = some_scales(256, 1);
+        a.nested_offset = &offset;
+    }
+    static const float factor = 0.25f;
+    a.factor = p->format == MT_PACKED_NVFP4 ? &factor : NULL;
+    return a;
+}
+
+static void free_codes(const struct mt_decode *a)
+{
+    free((void *)(uintptr_t)a->codes);
+    free((void *)(uintptr_t)a->scales);
+    free((void *)(uintptr_t)a->nested_scales);
+    free((void *)(uintptr_t)a->nested_map);
+}
+
+/* Beside sums in double; and where the device decodes as it multiplies, a row alone has the bits that it has here. */
+static void product_case(struct harness *h, const struct product *p)
+{
+    enum mt_dtype od = p->f32 ? MT_F32 : MT_BF16;
+    struct mt_decode host = ordinary(p);
+    size_t lda = p->k + 8, ldd = p->n + 2;
+    double *x, *w = scratch(h, p->n * p->k), *bias = NULL, *c = NULL, *want = scratch(h, p->m * ldd);
+    struct dbuf *dx = buf_random(h, MT_BF16, p->m * lda, 1, &x);
+    struct dbuf *dbias = p->bias ? buf_random(h, MT_BF16, p->n, 1, &bias) : NULL;
+    struct dbuf *dc = p->c ? buf_random(h, od, p->m * ldd, 1, &c) : NULL, *dd = buf_nan(h, od, p->m * ldd);
+    struct mt_packed_gemm g = {.m = p->m, .d_dtype = od, .a = dx->p, .b = upload_codes(h, &host), .lda = lda, .ldc = ldd,
+                               .ldd = ldd, .bias = dbias ? dbias->p : NULL, .c = dc ? dc->p : NULL, .d = dd->p};
+    struct dbuf *space = buf_nan(h, MT_F32, mt_op_packed_gemm_workspace(h->dev, &g) / 4 + 1);
+    g.workspace = space->p;
+    RUN(h, mt_op_packed_gemm, &g);
+    want_of(&host, w);
+    double *got = buf_get(h, dd);
+    for (size_t i = 0; i < p->m; i++)
+        for (size_t j = 0; j < ldd; j++) {
+            double sum = 0;
+            for (size_t k = 0; k < p->k && j < p->n; k++)
+                sum += x[i * lda + k] * w[j * p->k + k];
+            if (j >= p->n) /* between rows nothing is written */
+                got[i * ldd + j] = 0;
+            want[i * ldd + j] = j < p->n ? sum + (bias ? bias[j] : 0) + (c ? c[i * ldd + j] : 0) : 0;
+        }
+    expect_close(h, mt_packed_names[p->format], got, want, p->m * ldd, p->f32 ? 2e-6 : 3e-3);
+    if (mt_device_limits(h->dev)->coded_rows && !p->c) {
+        struct dbuf *one = buf_nan(h, od, ldd);
+        g.a = (const uint16_t *)g.a + (p->m - 1) * lda;
+        g.d = one->p;
+        g.m = 1;
+        RUN(h, mt_op_packed_gemm, &g);
+        expect_equal(h, "the last row alone", buf_get(h, one), got + (p->m - 1) * ldd, p->n);
+    }
+    free_codes(&host);
+}
+
+/* Few rows and more, each with every end of a sum, over more steps than there are warps, or fewer. */
+DEVICE_TEST(products_by_codes)
+{
+    static const struct product of[] = {
+        {.format = MT_PACKED_NF4, .scale = MT_SCALE_F32, .n = 33, .k = 576},
+        {.format = MT_PACKED_NF4, .scale = MT_SCALE_NESTED, .n = 40, .k = 640},
+        {.format = MT_PACKED_MXFP4, .scale = MT_SCALE_E8M0, .n = 5, .k = 576},
+        {.format = MT_PACKED_INT4, .scale = MT_SCALE_BF16, .n = 35, .k = 576},
+        {.format = MT_PACKED_NVFP4, .scale = MT_SCALE_E4M3, .n = 40, .k = 576},
+        {.format = MT_PACKED_NVFP4, .scale = MT_SCALE_E4M3_OVER, .n = 20, .k = 128},
+        {.format = MT_PACKED_FP8, .scale = MT_SCALE_BF16, .n = 132, .k = 192},
+        {.format = MT_PACKED_FP8, .scale = MT_SCALE_F32, .n = 33, .k = 576},
+        {.format = MT_PACKED_FP8T, .scale = MT_SCALE_F32, .n = 30, .k = 64},
+        {.format = MT_PACKED_FP8R, .scale = MT_SCALE_E8M0, .n = 34, .k = 320},
+    };
+    static const struct product ends[] = {{.m = 7, .bias = true}, {.m = 7, .c = true, .f32 = true},
+                                          {.m = 8, .bias = true, .c = true}, {.m = 37, .bias = true},
+                                          {.m = 34, .c = true, .f32 = true}, {.m = 33, .bias = true, .c = true}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(of) * MT_ARRAY_LEN(ends) && h->dtype == MT_BF16; i++) {
+        struct product p = of[i / MT_ARRAY_LEN(ends)], end = ends[i % MT_ARRAY_LEN(ends)];
+        p.m = end.m;
+        p.bias = end.bias;
+        p.c = end.c;
+        p.f32 = end.f32;
+        product_case(h, &p);
+    }
 }
 
 DEVICE_TEST(decode_refuses_what_it_cannot)

@@ -34,6 +34,8 @@ BYTES = {
     "decode.codes": "1", "decode.scales": "1", "decode.nested_scales": "1", "decode.nested_map": "1024",
     "decode.nested_offset": "4", "decode.factor": "4", "carried.before": None, "carried.after": None,
     "carried.past": None, "carried.place": None, # of generation, which is not judged
+    "packed_gemm.a": "2 * a->b.cols", "packed_gemm.bias": "2 * a->b.rows",
+    "packed_gemm.c": "a->b.rows * mt_dtype_size(a->d_dtype)", "packed_gemm.d": "a->b.rows * mt_dtype_size(a->d_dtype)",
     "cross_entropy.few": "4 * a->n * a->n_few",
     "cross_entropy.few_values": "4 * a->n * a->n_few", "cross_entropy.targets": "4 * a->n",
     "dora_scale.scale": "4 * a->n", "glu_bwd.gate_up": "2 * e * a->n * a->f", "glu_bwd.dout": "e * a->n * a->f",

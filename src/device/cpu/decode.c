@@ -367,3 +367,18 @@ void mt_cpu_run_decode(struct mt_cpu_device *d, const struct mt_decode *a)
                     rows ? mt_align_up(mt_cpu_rows_per_chunk(a->cols), FP8_ROWS) : CHUNK};
     mt_pool_run(d->pool, chunk_main, &j, mt_div_up(j.n, j.per_chunk));
 }
+
+size_t mt_cpu_packed_gemm_workspace(const struct mt_device_limits *, const struct mt_packed_gemm *a)
+{
+    return a->b.rows * a->b.cols * mt_dtype_size(MT_BF16);
+}
+
+void mt_cpu_run_packed_gemm(struct mt_cpu_device *d, const struct mt_packed_gemm *a)
+{
+    struct mt_decode b = a->b;
+    b.out = a->workspace;
+    mt_cpu_run_decode(d, &b);
+    mt_cpu_run_gemm(d, &(struct mt_gemm){.m = a->m, .n = b.rows, .k = b.cols, .dtype = MT_BF16, .d_dtype = a->d_dtype,
+                                         .trans_b = true, .a = a->a, .lda = a->lda, .b = b.out, .ldb = b.cols,
+                                         .bias = a->bias, .c = a->c, .ldc = a->ldc, .d = a->d, .ldd = a->ldd});
+}

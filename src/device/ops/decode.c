@@ -35,34 +35,81 @@ static void *words(mt_example *x, size_t bytes)
     return mt_example_read(x, MT_F32, mt_div_up(bytes, sizeof(float)));
 }
 
-static void fill_decode(mt_example *x, const struct mt_metered *shape, struct mt_decode *args)
+/* Codes and scales of a matrix; shape: variant and flags of the operation. */
+static void fill_codes(mt_example *x, const struct mt_metered *shape, struct mt_decode *a)
 {
-    size_t rows = (size_t)shape->dim[0], cols = (size_t)shape->dim[1];
-    struct mt_decode a = {.rows = rows, .cols = cols, .dtype = shape->dtype, .format = shape->variant + 1};
-    const struct mt_packed_format *f = &mt_packed_formats[a.format];
-    if (!f->by_rows && !f->may_end && rows * cols % f->block)
-        a.cols = cols = mt_align_up(cols, f->block);
-    bool nested = shape->flags & MT_METER_NESTED && a.format == MT_PACKED_NF4;
-    a.scale = nested ? MT_SCALE_NESTED : f->scale;
-    size_t bytes = mt_packed_code_bytes(a.format, rows, cols), blocks = mt_packed_n_scales(a.format, rows, cols);
+    const struct mt_packed_format *f = &mt_packed_formats[a->format];
+    bool nested = shape->flags & MT_METER_NESTED && a->format == MT_PACKED_NF4;
+    a->scale = nested ? MT_SCALE_NESTED : f->scale;
+    size_t bytes = mt_packed_code_bytes(a->format, a->rows, a->cols);
+    size_t blocks = mt_packed_n_scales(a->format, a->rows, a->cols);
     /* bytes of FP8, and of scales that are powers of two, from 0 to 126, so that none is a NaN or infinite */
-    a.codes = f->bytes ? (void *)mt_example_ints(x, mt_div_up(bytes, 4), 0x01010101, 0x7f7f7f7f)
-                                        : words(x, bytes);
+    a->codes = f->bytes ? (void *)mt_example_ints(x, mt_div_up(bytes, 4), 0x01010101, 0x7f7f7f7f) : words(x, bytes);
     if (nested) {
-        a.nested_scales = words(x, mt_div_up(blocks, MT_NF4_NESTED) * sizeof(float));
-        a.nested_map = words(x, 256 * sizeof(float));
-        a.nested_offset = words(x, sizeof(float));
+        a->nested_scales = words(x, mt_div_up(blocks, MT_NF4_NESTED) * sizeof(float));
+        a->nested_map = words(x, 256 * sizeof(float));
+        a->nested_offset = words(x, sizeof(float));
     }
-    bytes = scale_bytes(&a);
-    a.scales = a.scale == MT_SCALE_E8M0 || a.scale == MT_SCALE_E4M3_OVER
-                   ? (void *)mt_example_ints(x, mt_div_up(bytes, 4), 0x01010101, 0x7f7f7f7f)
-                   : words(x, bytes);
-    a.factor = a.format == MT_PACKED_NVFP4 ? words(x, sizeof(float)) : NULL;
-    a.out = mt_example_write(x, shape->dtype, rows * cols);
-    *args = a;
+    bytes = scale_bytes(a);
+    a->scales = a->scale == MT_SCALE_E8M0 || a->scale == MT_SCALE_E4M3_OVER
+                    ? (void *)mt_example_ints(x, mt_div_up(bytes, 4), 0x01010101, 0x7f7f7f7f)
+                    : words(x, bytes);
+    a->factor = a->format == MT_PACKED_NVFP4 ? words(x, sizeof(float)) : NULL;
+}
+
+static void fill_decode(mt_example *x, const struct mt_metered *shape, struct mt_decode *a)
+{
+    *a = (struct mt_decode){.rows = (size_t)shape->dim[0], .cols = (size_t)shape->dim[1], .dtype = shape->dtype,
+                            .format = shape->variant + 1};
+    const struct mt_packed_format *f = &mt_packed_formats[a->format];
+    if (!f->by_rows && !f->may_end && a->rows * a->cols % f->block)
+        a->cols = mt_align_up(a->cols, f->block);
+    fill_codes(x, shape, a);
+    a->out = mt_example_write(x, shape->dtype, a->rows * a->cols);
 }
 
 MT_OP_ROW_OF(decode, mt_decode, rows,
              ("decode_nf4", "decode_mxfp4", "decode_fp8", "decode_int4", "decode_nvfp4", "decode_fp8_one_scale",
               "decode_fp8_row_scales"),
              .dim = {MT_SIZE_FFN, MT_SIZE_HIDDEN}, .flags = {0, MT_METER_NESTED});
+
+static const char *check_packed_gemm(const struct mt_packed_gemm *a)
+{
+    struct mt_decode b = a->b;
+    b.out = a->d;
+    MT_OP_NEED(aligned(a->a) && a->lda >= a->b.cols && a->lda % 8 == 0);
+    MT_OP_NEED(a->b.dtype == MT_BF16 && a->b.rows && a->b.cols % 64 == 0);
+    MT_OP_NEED(a->d && a->ldd >= a->b.rows && (!a->c || a->ldc >= a->b.rows) && (a->c != a->d || a->ldc == a->ldd));
+    MT_OP_NEED(a->d_dtype == MT_BF16 || a->d_dtype == MT_F32);
+    return check_decode(&b);
+}
+
+static void cost_packed_gemm(const struct mt_packed_gemm *a, struct mt_metered *out)
+{
+    size_t n = a->b.rows, k = a->b.cols;
+    cost_decode(&a->b, out);
+    mt_op_shape(out, MT_BF16, MT_DIMS(a->m, n, k));
+    out->flags |= (a->bias || a->c ? MT_METER_ADDS : 0) | (a->d_dtype == MT_F32 ? MT_METER_F32_OUT : 0);
+    out->flops = 2 * (double)a->m * (double)n * (double)k;
+    out->bytes += mt_op_bytes(a->m, k, MT_BF16) + mt_op_bytes(a->m, n, a->d_dtype) * (a->c ? 2 : 1) -
+                  mt_op_bytes(n, k, MT_BF16); /* which decode writes */
+}
+
+static void fill_packed_gemm(mt_example *x, const struct mt_metered *shape, struct mt_packed_gemm *a)
+{
+    size_t m = (size_t)shape->dim[0], n = (size_t)shape->dim[1], k = (size_t)shape->dim[2];
+    *a = (struct mt_packed_gemm){.m = m, .lda = k, .ldc = n, .ldd = n,
+                                 .d_dtype = shape->flags & MT_METER_F32_OUT ? MT_F32 : MT_BF16,
+                                 .b = {.rows = n, .cols = k, .dtype = MT_BF16, .format = shape->variant + 1}};
+    a->a = mt_example_fresh(x, MT_BF16, m * k);
+    fill_codes(x, shape, &a->b);
+    a->c = shape->flags & MT_METER_ADDS ? mt_example_read(x, a->d_dtype, m * n) : NULL;
+    a->d = mt_example_write(x, a->d_dtype, m * n);
+    a->workspace = mt_example_workspace(x, mt_device_workspace(mt_example_device(x), MT_DEV_PACKED_GEMM, a));
+}
+
+MT_OP_ROW_OF(packed_gemm, mt_packed_gemm, m,
+             ("packed_gemm_nf4", "packed_gemm_mxfp4", "packed_gemm_fp8", "packed_gemm_int4", "packed_gemm_nvfp4",
+              "packed_gemm_fp8_one_scale", "packed_gemm_fp8_row_scales"),
+             .bound = MT_BOUND_PRODUCT, .bf16_only = true, .dim = {MT_SIZE_EXPERTS, MT_SIZE_FFN, MT_SIZE_HIDDEN_64},
+             .flags = {0, MT_METER_NESTED, MT_METER_ADDS | MT_METER_F32_OUT});
