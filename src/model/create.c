@@ -252,12 +252,10 @@ static int alloc_device(mt_model *m, struct mt_err *err)
     return rc;
 }
 
-/* DoRA's norms are computed from decoded weights, and FP8's codes are made from them. */
+/* With FP8 compute, codes of E4M3 are made from decoded weights. */
 static size_t coded_rows(const struct mt_model_params *p, mt_device *dev)
 {
     bool takes = p->cache.slots && !p->fp8 && p->dtype == MT_BF16 && mt_layout_codes_multiply(p->layout);
-    for (size_t i = 0; i < p->layout->n_adapters; i++)
-        takes = takes && !p->layout->adapters[i].dora;
     return takes ? mt_device_limits(dev)->coded_rows : 0;
 }
 

@@ -536,7 +536,6 @@ bool mt_unit_codes(const struct mt_layout *l, size_t unit, size_t first, const c
     *out = decode_of(t, MT_BF16, slot + mt_unit_landing(l, unit, MT_BF16), NULL, 0, t->n);
     out->rows = rows_of(t);
     out->cols = cols_of(t);
-    out->out = NULL;
     return true;
 }
 
@@ -544,6 +543,9 @@ bool mt_layout_codes_multiply(const struct mt_layout *l)
 {
     for (const struct mt_tensor *t = l->tensors; t < l->tensors + l->n_tensors; t++)
         if (t->kind == MT_RANGE_PACKED && cols_of(t) % 64)
+            return false;
+    for (size_t i = 0; i < l->n_adapters; i++)
+        if (l->adapters[i].dora)
             return false;
     return true;
 }

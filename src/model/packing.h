@@ -53,7 +53,8 @@ int mt_unit_decode_to(const struct mt_layout *l, const struct mt_decoding *d, mt
 /** The codes in that buffer of the matrix that begins at the unit's element `first`, in bf16, without `out`. False: it is
  * not packed; rows and cols are its own. */
 bool mt_unit_codes(const struct mt_layout *l, size_t unit, size_t first, const char *slot, struct mt_decode *out);
-/** Can products take the codes of every packed matrix: do rows come in whole steps (struct mt_packed_gemm)? */
+/** Can products take the codes of every packed matrix: do rows come in whole steps (struct mt_packed_gemm), and does no
+ * DoRA, whose norms are of decoded weights, stand on one? */
 bool mt_layout_codes_multiply(const struct mt_layout *l);
 /** Must the unit's weights be changed after each load, by mt_unit_decode()? */
 bool mt_unit_is_decoded(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);

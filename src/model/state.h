@@ -100,6 +100,7 @@ struct mt_model {
         size_t c; /* hidden; all other widths are of a layer: mt_widths() */
     } wd;
     enum mt_dtype dt;
+    size_t coded_rows; /* most rows of products that take codes of packed weights: of generation; 0: none do */
     bool training;     /* the uploaded micro-batches are a step's, not an evaluation's */
     struct mt_weighing *weighings; /* [max_micro] */
     struct mt_recipe_places *places; /* [n_recipes] of the layout: where their values are in scratch */
@@ -111,7 +112,6 @@ struct mt_model {
     float *top_rest;           /* [max_micro, max_tokens] */
 
     void *scratch; /* one allocation, cut into what lasts beyond a part's run, and, from h on, what does not: */
-    size_t coded_rows; /* most rows of products that take codes of packed weights: of generation; 0: none do */
     char *decoded;     /* the running unit's weights, if it keeps codes in its buffer; NULL: none does */
     void *h, *dh;      /* [max_tokens, hidden] */
     void *cast_start;

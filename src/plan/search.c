@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "engine/records.h"
 #include "kinds/kinds.h"
+#include "model/packing.h"
 #include "plan/search_priv.h"
 
 #define WORTH_READING 1.05 /* reading the model's files in every step must make it this much faster */
@@ -239,8 +240,9 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
 bool mt_plan_wants_codes(const struct mt_plan_choice *c, const struct mt_plan_request *r, size_t coded_rows)
 {
     bool codes = r->halves && r->halves->cut.n_units == r->layout->cut.n_units;
-    bool few = r->numerics.rows_per_step <= (int64_t)coded_rows;
-    return codes && r->cache.slots && (few || c->engine.n_stay < c->layout->n_units);
+    bool few = r->numerics.rows_per_step <= (int64_t)coded_rows && r->numerics.compute != MT_COMPUTE_FP8;
+    return codes && r->cache.slots &&
+           (c->engine.n_stay < c->layout->n_units || (few && mt_layout_codes_multiply(r->halves)));
 }
 
 static size_t coded_rows(const struct mt_plan_request *r)
