@@ -76,10 +76,6 @@ static __global__ void __launch_bounds__(256) decode_fp8(struct mt_decode a, siz
     if (row >= a.rows)
         return;
     const uint8_t *codes = a.codes + row * a.cols;
-    bool blocks = a.format == MT_PACKED_FP8;
-    size_t first = a.format == MT_PACKED_FP8R ? row : 0; /* of the row's scales */
-    if (blocks)
-        first = row / MT_FP8_BLOCK * ceil_div(a.cols, MT_FP8_BLOCK);
     T *out = static_cast<T *>(a.out) + row * a.cols;
     uint64_t word[UNROLL];
     MT_UNROLL(UNROLL)
@@ -96,7 +92,7 @@ static __global__ void __launch_bounds__(256) decode_fp8(struct mt_decode a, siz
     for (int u = 0; u < UNROLL; u++) {
         size_t i = at + u * blockDim.x;
         if (i < vecs) {
-            float scale = fp8_scale(a, blocks ? first + i * N / MT_FP8_BLOCK : first), x[N];
+            float scale = scale_at<MT_PACKED_FP8, false>(a, row, i * N), x[N];
             for (int k = 0; k < N; k++)
                 x[k] = e4m3(static_cast<uint32_t>(word[u] >> (8 * k)) & 0xffu) * scale;
             store_n<T, N>(out + i * N, x);

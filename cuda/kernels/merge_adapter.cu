@@ -12,10 +12,6 @@
 
 static constexpr int WARPS = 8, ROWS = 8, CP = 2, WIDE = CP * WARP;
 
-struct nf4_codes {
-    float value[16];
-};
-
 struct element {
     unsigned row, col;
     bool there;
@@ -88,10 +84,8 @@ static __device__ __forceinline__ float scale_of_element(const struct mt_decode 
         return scale_of<MT_PACKED_INT4, false>(d, i);
     case MT_PACKED_NVFP4:
         return scale_of<MT_PACKED_NVFP4, false>(d, i);
-    case MT_PACKED_FP8:
-        return fp8_scale(d, e.row / MT_FP8_BLOCK * ceil_div(d.cols, MT_FP8_BLOCK) + e.col / MT_FP8_BLOCK);
     default:
-        return fp8_scale(d, d.format == MT_PACKED_FP8R ? e.row : 0);
+        return scale_at<MT_PACKED_FP8, false>(d, e.row, e.col);
     }
 }
 
@@ -112,16 +106,16 @@ static __device__ __forceinline__ float fp4(float x, bool to_even)
 }
 
 /* The value of mt_pack_codes()'s code, with its scale. */
-static __device__ __forceinline__ float quantised(float x, float scale, int format, const struct nf4_codes &nf4)
+static __device__ __forceinline__ float quantised(float x, float scale, int format, const struct code_values &nf4)
 {
     float least = format == MT_PACKED_NF4 ? 1e-38f : 0x1p-127f;
     float unit = fabsf(scale) < least ? copysignf(least, scale) : scale, inverse = 1.0f / unit;
     switch (format) {
     case MT_PACKED_NF4: {
-        float y = clamp(x * inverse, 1), v = nf4.value[0];
+        float y = clamp(x * inverse, 1), v = nf4.of[0];
         MT_UNROLL(15)
         for (int k = 0; k < 15; k++)
-            v = y > (nf4.value[k] + nf4.value[k + 1]) / 2 ? nf4.value[k + 1] : v;
+            v = y > (nf4.of[k] + nf4.of[k + 1]) / 2 ? nf4.of[k + 1] : v;
         return v * scale;
     }
     case MT_PACKED_MXFP4:
@@ -173,7 +167,7 @@ static __device__ __forceinline__ float merge_tile(const struct mt_merge_adapter
 /* columns: tiles side by side. */
 template <typename T, bool FLAT>
 static __global__ void __launch_bounds__(WARPS *WARP, 2)
-    merge_adapter(struct mt_merge_adapter a, unsigned columns, struct nf4_codes nf4)
+    merge_adapter(struct mt_merge_adapter a, unsigned columns, struct code_values nf4)
 {
     __shared__ float scratch[WARP], sums[WARPS][ROWS][WIDE];
     float(*x)[WIDE] = sums[threadIdx.x / WARP];
@@ -235,15 +229,12 @@ template <typename T> static __global__ void __launch_bounds__(WARPS *WARP) row_
 
 template <typename T, bool FLAT> static cudaError_t launch(const struct mt_merge_adapter *a, cudaStream_t stream)
 {
-    struct nf4_codes nf4;
-    for (int i = 0; i < 16; i++)
-        nf4.value[i] = mt_nf4_values[i];
     bool square = a->of.format == MT_PACKED_FP8;
     unsigned columns = static_cast<unsigned>(ceil_div(a->of.cols, square ? MT_FP8_BLOCK : WIDE));
     size_t n = FLAT ? ceil_div(a->of.rows * a->of.cols, ROWS * WIDE)
                     : columns * ceil_div(a->of.rows, square ? MT_FP8_BLOCK : ROWS);
     return MT_LAUNCH((merge_adapter<T, FLAT>), grid_of(square ? n : ceil_div(n, WARPS)), WARPS *WARP, 0, stream, *a,
-                     columns, nf4);
+                     columns, values_of(MT_PACKED_NF4));
 }
 
 template <typename T> static cudaError_t run(const struct mt_merge_adapter *a, cudaStream_t stream)
