@@ -138,7 +138,7 @@ static void print_table(const struct row *row, size_t n, size_t best, size_t len
                row[i].seconds, row[i].drawing, 100.0 * (double)row[i].caches / (double)row[i].units,
                100.0 * (double)row[i].weights / (double)row[i].units, row[i].bound);
     printf("\nBest: %zu texts at once (--batch %zu), %.4g tokens/s%s\n", row[best].texts, row[best].texts, row[best].per_second,
-           n < N_ROWS ? "; twice as many as the last do not fit" : "");
+           row[n - 1].texts < MOST_TEXTS ? "; twice as many as the last do not fit" : "");
     if (of->texts > 0)
         printf("Round: %.0f texts of policy.max_tokens generated in %.4g s, trained in %.4g s; rewards are not known\n", of->texts,
                of->generate, of->train);

@@ -9,7 +9,13 @@
  */
 
 /** The rate of a machine that bounds the operation, for estimates without a sample. */
-enum mt_op_bound { MT_BOUND_BYTES, MT_BOUND_PRODUCT, MT_BOUND_ATTENTION, MT_BOUND_ATTENTION_BWD };
+enum mt_op_bound {
+    MT_BOUND_BYTES,
+    MT_BOUND_PRODUCT,
+    MT_BOUND_PACKED_PRODUCT, /* by codes */
+    MT_BOUND_ATTENTION,
+    MT_BOUND_ATTENTION_BWD,
+};
 
 /** What a dimension counts; examples take their sizes from a list by it. */
 enum mt_op_size {

@@ -151,7 +151,8 @@ const char mt_machine_rules[] =
     "Products: operations by the rate of their type, in whole tiles (of 128x128, 128x256 or 64x128, the best) and whole waves\n"
     "of tiles over the multiprocessors; or their bytes by memory_gbs, if that is longer. FP32 sums of weight gradients are\n"
     "read and written after them. Attention: two products of what is attended to, five in backward, by its rate. Products by\n"
-    "codes: operations by the smaller of both rates, in tiles of 32x32 or 8x32, or bytes. All else: bytes by memory_gbs. Each operation takes operation_us more; side streams share it, and the last wave.\n";
+    "codes: operations by the smaller of both rates, in tiles of 32x32 or 8x32, or bytes. All else: bytes by memory_gbs. Each\n"
+    "operation takes operation_us more; side streams share it, and the last wave.\n";
 
 static double product_seconds(const struct mt_machine *m, const struct mt_metered *op)
 {
@@ -195,7 +196,10 @@ double mt_machine_op_seconds(const struct mt_machine *m, const struct mt_metered
         return s;
     switch (mt_dev_op(op->op)->bound) {
     case MT_BOUND_PRODUCT:
-        s = op->op == MT_DEV_PACKED_GEMM ? packed_seconds(m, op) : product_seconds(m, op);
+        s = product_seconds(m, op);
+        break;
+    case MT_BOUND_PACKED_PRODUCT:
+        s = packed_seconds(m, op);
         break;
     case MT_BOUND_ATTENTION:
         s = attention_seconds(m, op, MT_RATE_ATTENTION);

@@ -111,5 +111,6 @@ static void fill_packed_gemm(mt_example *x, const struct mt_metered *shape, stru
 MT_OP_ROW_OF(packed_gemm, mt_packed_gemm, m,
              ("packed_gemm_nf4", "packed_gemm_mxfp4", "packed_gemm_fp8", "packed_gemm_int4", "packed_gemm_nvfp4",
               "packed_gemm_fp8_one_scale", "packed_gemm_fp8_row_scales"),
-             .bound = MT_BOUND_PRODUCT, .bf16_only = true, .dim = {MT_SIZE_EXPERTS, MT_SIZE_FFN, MT_SIZE_HIDDEN_64},
+             .bound = MT_BOUND_PACKED_PRODUCT, .bf16_only = true,
+             .dim = {MT_SIZE_EXPERTS, MT_SIZE_FFN, MT_SIZE_HIDDEN_64},
              .flags = {0, MT_METER_NESTED, MT_METER_ADDS | MT_METER_F32_OUT});
