@@ -173,7 +173,7 @@ def try_fault(tree, build, folder, fault, rest):
             return None
         groups = rounds(build, folder)
         if rest:
-            groups.append([t["name"] for t in tiers.rest(build)])
+            groups.append([t["name"] for t in tiers.beyond_first(build)])
         for i, names in enumerate(groups):
             name = failing(build, names)
             if name:

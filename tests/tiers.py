@@ -5,7 +5,7 @@
   tiers.py rest BUILD              names of the tests of the plain build that CI runs after the first tier
   tiers.py sanitized BUILD         names of those that CI runs under AddressSanitizer
   tiers.py threads BUILD           names of those that CI runs under ThreadSanitizer
-Of the tests that take turns CI runs a third, another third with the next commit, and those whose sources changed lately."""
+Of all but the first tier CI runs a third, another third with the next commit, and those whose sources changed lately."""
 import json
 import os
 import re
@@ -78,10 +78,12 @@ def in_turn(build, tests):
             if (zlib.crc32(t["name"].encode()) + number) % TURNS == 0 or has_changed(own[t["name"]], changed)]
 
 
+def beyond_first(build):
+    return [t for t in introspected(build, "tests") if not suites(t) & {"first", "night"}]
+
+
 def rest(build):
-    tests = [t for t in introspected(build, "tests") if not suites(t) & {"first", "night"}]
-    taking_turns = [t for t in tests if "turns" in suites(t)]
-    return [t for t in tests if t not in taking_turns] + in_turn(build, taking_turns)
+    return in_turn(build, beyond_first(build))
 
 
 def sanitized(build):
