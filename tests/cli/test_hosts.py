@@ -272,7 +272,7 @@ def lost_hosts_end_the_others(tmp):
     cases = {"stopped": (1, signal.SIGSTOP), "asked": (1, signal.SIGTERM), "killed": (2, signal.SIGKILL)}
     if FULL:
         cases.update({"first stopped": (0, signal.SIGSTOP), "first killed": (0, signal.SIGKILL)})
-    deadline = 5  # seconds; on a busy machine three hosts on two cores may take two of them for a step
+    deadline = round(patience(5))  # seconds; three hosts on two cores may take two of them for a step
     for name, (rank, sig) in cases.items():
         out, ini = endless(tmp, name.replace(" ", "-"), model, data, cluster__timeout=f"{deadline}s", checkpoint__every=3)
         p = mpirun(3, "run", ini, wait=False)
@@ -348,7 +348,7 @@ def a_cut_cable_ends_the_hosts(tmp):
         sys.exit(77)
     holders, second, launch = found
     model, data = inputs(tmp)
-    deadline, text, p = 4, os.path.join(tmp, "said"), None
+    deadline, text, p = round(patience(4)), os.path.join(tmp, "said"), None
     try:
         seen = json.loads(subprocess.run([*launch, "doctor", "--json"], check=True, capture_output=True).stdout)
         assert [h["name"] for h in seen["hosts"]] == ["node1", "node2"], seen

@@ -2,6 +2,7 @@
 #include "test.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { MOST = 128 };
 
@@ -25,4 +26,10 @@ void test_group(CMFixtureFunction set_up, CMFixtureFunction tear_down)
 int test_run(void)
 {
     return _cmocka_run_group_tests("tests", tests, n_tests, before, after);
+}
+
+double patience(double seconds)
+{
+    double load, cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
+    return getloadavg(&load, 1) == 1 && load > cores ? seconds * load / cores : seconds;
 }

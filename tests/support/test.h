@@ -35,6 +35,9 @@ void test_group(CMFixtureFunction set_up, CMFixtureFunction tear_down);
 /** Runs all; returns the number of those that failed. */
 int test_run(void);
 
+/** Seconds of waiting that are long enough on an idle machine, more by as much as this one is busy. */
+double patience(double seconds);
+
 /** Calls fn(..., &err): fails with the error's message unless it returns 0. */
 #define MUST(fn, ...)                             \
     do {                                          \

@@ -273,7 +273,7 @@ TEST(a_lost_host_ends_the_others)
     struct setting s = {.dtype = MT_F32, .grad = MT_F32, .placement = plain, .hosts = 3, .lost = 1};
     struct outcome o[MOST_HOSTS];
     read_config(&s.cfg, false);
-    run(&s, o, 1);
+    run(&s, o, patience(1));
     for (int i = 0; i < s.hosts; i++) {
         if (i == s.lost)
             continue;
@@ -302,7 +302,7 @@ TEST(faults_between_hosts_end_a_step_and_nothing_else)
         bool lost = f.kind == MT_NET_DROPPED || f.kind == MT_NET_SILENT, late = f.kind == MT_NET_LATE;
         size_t tried = 0, failed = 0, whole = 0, same = 0, named = 0;
         for (f.nth = n / 7; f.nth + 2 < n; f.nth += n / 3) {
-            run_faulty(&s, o, lost ? 0.3 : 60, &f);
+            run_faulty(&s, o, lost ? patience(0.3) : 60, &f);
             for (int i = 0; i < s.hosts; i++) {
                 tried++;
                 failed += o[i].rc != 0;
