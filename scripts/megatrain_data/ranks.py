@@ -2,7 +2,7 @@
 """Tokenizers whose files are ranks of byte strings, through `tiktoken`: Mistral's tekken.json, Kimi's tiktoken.model.
 
 Equal ids on ordinary text: mistral_common for tekken.json, tiktoken with the release's pattern for tiktoken.model
-(scripts/tokenizer_fixtures.py). Names of special tokens in a text become these tokens, as chat templates need it.
+(scripts/reference/tokenizer_fixtures.py). Names of special tokens in a text become these tokens, as chat templates need it.
 """
 import ast
 import base64

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """model.compute = fp8: steps as numpy makes them, the same bits for every placement, close to bf16, and what is refused.
 
-test_fp8.py CASE...; the fixture is of scripts/fp8_fixtures.py.
+test_fp8.py CASE...; the fixture is of scripts/reference/fp8_fixtures.py.
 """
 import glob
 import json

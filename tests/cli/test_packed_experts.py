@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """gpt-oss as it is released, its experts in MXFP4: frozen they stay as they came and give the bits of the same model
-decoded by transformers (decoded.safetensors of scripts/moe_fixtures.py), wherever they live; trained they are decoded."""
+decoded by transformers (decoded.safetensors of scripts/reference/moe_fixtures.py), wherever they live; trained they are decoded."""
 import json
 import math
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens of answers with a preference are those of TRL (scripts/preference_tokens.py); dataset_info.json with "ranking" and
+"""Tokens of answers with a preference are those of TRL (scripts/reference/preference_tokens.py); dataset_info.json with "ranking" and
 "kto_tag"; what is left out. Runs in .venv-data."""
 import json
 import os

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tekken.json and tiktoken.model: the ids of the libraries that define them, on 1,000 strings; without tiktoken refused.
 
-Fixtures: scripts/tokenizer_fixtures.py.
+Fixtures: scripts/reference/tokenizer_fixtures.py.
 """
 import importlib.util
 import json
@@ -12,7 +12,7 @@ import tempfile
 import data_env
 
 data_env.enter("jinja2", "numpy", "pyarrow", "tokenizers")
-sys.path.insert(0, os.path.join(data_env.ROOT, "scripts"))
+sys.path[:0] = [os.path.join(data_env.ROOT, "scripts", *d) for d in ((), ("reference",))]
 
 import tokenizer_texts  # noqa: E402
 from megatrain_data import encode, errors, ranks  # noqa: E402

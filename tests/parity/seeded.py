@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters to begin from, by their names and shapes alone: what scripts/family_fixtures.py trains with PEFT is what
+"""Adapters to begin from, by their names and shapes alone: what scripts/reference/family_fixtures.py trains with PEFT is what
 test_families.py trains. Standard library only."""
 import array
 import json

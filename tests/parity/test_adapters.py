@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Twenty steps from adapters that PEFT wrote, with B away from zero, against what PEFT, transformers and
-torch.optim.AdamW made of them. The fixtures are of scripts/adapter_fixtures.py; the reference ran in double.
+torch.optim.AdamW made of them. The fixtures are of scripts/reference/adapter_fixtures.py; the reference ran in double.
 """
 import json
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twenty steps by blocks of layers against badam's own optimizer over torch's AdamW (scripts/parity_blocks.py), on a dense
+"""Twenty steps by blocks of layers against badam's own optimizer over torch's AdamW (scripts/reference/parity_blocks.py), on a dense
 model and on a mixture. The model's files are in FP32 here, so that a switch rounds nothing, as in badam."""
 import json
 import os

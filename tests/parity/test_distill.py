@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fifteen steps of students on a teacher's likeliest tokens against torch (scripts/distill_fixtures.py, in FP32): losses,
+"""Fifteen steps of students on a teacher's likeliest tokens against torch (scripts/reference/distill_fixtures.py, in FP32): losses,
 divergences and norms, with one micro-batch a step and with four; all tokens of the vocabulary; capped logits; a mixture;
 an adapter. The teacher's file is made by `score --top`, whatever its placement, and by a call that was killed."""
 import json

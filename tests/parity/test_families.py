@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters on all linear layers and experts of each family, six steps, on the model as it is and on a packed one, against
-what PEFT, transformers and torch.optim.AdamW made of them in double. The fixtures are of scripts/family_fixtures.py:
+what PEFT, transformers and torch.optim.AdamW made of them in double. The fixtures are of scripts/reference/family_fixtures.py:
 losses, norms, sums of all tensors and two whole ones of each. A dozen families, with MEGATRAIN_TEST_FULL all.
 """
 import base64

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generation from a cache. Greedy tokens are transformers' (scripts/generate_fixtures.py), log-probabilities those of `score`
+"""Generation from a cache. Greedy tokens are transformers' (scripts/reference/generate_fixtures.py), log-probabilities those of `score`
 in all bits, and neither depends on the texts that share a pass, or on what the device has room for."""
 import json
 import os

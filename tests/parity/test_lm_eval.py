@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiple-choice tasks as lm-evaluation-harness asks for them (scripts/lm_eval_fixtures.py): `score` reads the requests of its
+"""Multiple-choice tasks as lm-evaluation-harness asks for them (scripts/reference/lm_eval_fixtures.py): `score` reads the requests of its
 --log_samples, and finds the same log-probabilities within 1e-5, the same choices by sum and by length, the same scores of
 the tasks; also with a request a line, where requests with the same context are one question."""
 import json

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Twenty steps with Lion, SGD, Adafactor, Muon and APOLLO against lion-pytorch, torch, transformers and apollo-torch, which
-ran in double (scripts/parity_optimizers.py), on a dense model and on a mixture.
+ran in double (scripts/reference/parity_optimizers.py), on a dense model and on a mixture.
 
 Lion takes the sign of a sum: where that is nearly 0, two programs may differ by a whole step. So its weights are those of
 the reference but for a few; SGD's are as close as AdamW's."""

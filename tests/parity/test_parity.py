@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Twenty steps of each family against what transformers and torch.optim.AdamW made of the same model and data.
 
-The fixtures are of scripts/parity_fixtures.py: the reference ran in double, with torch's own FP32 run beside it.
+The fixtures are of scripts/reference/parity_fixtures.py: the reference ran in double, with torch's own FP32 run beside it.
 Tolerances: those asked of an FP32 run (losses 2e-6, norms 1e-5 or five times torch's own
 error, but of half the steps always 1e-5, weights 2e-5 relative L2 a tensor; biases of the
 keys, whose gradient nearly vanishes, 2e-2), some ten times what was measured. bf16: losses within 1%.

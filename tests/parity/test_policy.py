@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Five steps on rollouts against TRL's GRPOTrainer (scripts/policy_trl_fixtures.py, in FP32, a step one micro-batch): ten
+"""Five steps on rollouts against TRL's GRPOTrainer (scripts/reference/policy_trl_fixtures.py, in FP32, a step one micro-batch): ten
 losses, two models, whole and with adapters.
 
 Limits are those of an FP32 run beside another: losses 2e-6 of the size of their terms, norms 2e-5, tensors after five steps

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fifteen steps on preferences against TRL's trainers (scripts/preference_fixtures.py, in FP32, a step one micro-batch).
+"""Fifteen steps on preferences against TRL's trainers (scripts/reference/preference_fixtures.py, in FP32, a step one micro-batch).
 
 Limits are those of an FP32 run beside another: losses 2e-6, norms 2e-5, log-probabilities 1e-5 relative, rewards 1e-5 of
 beta times a log-probability, of which they are differences; tensors 1e-4 relative L2. The first step has no margin at all

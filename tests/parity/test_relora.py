@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Twenty steps of adapters that are merged every few of them against what PEFT and torch's AdamW made of the same
-(scripts/parity_relora.py). The model's files are in FP32 here, so that a merge rounds next to nothing."""
+(scripts/reference/parity_relora.py). The model's files are in FP32 here, so that a merge rounds next to nothing."""
 import json
 import os
 import shutil

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thousand completions scored in FP32 against transformers' logits (scripts/score_fixtures.py): log-probabilities within
+"""A thousand completions scored in FP32 against transformers' logits (scripts/reference/score_fixtures.py): log-probabilities within
 1e-5 relative, the same greedy hits, packed or one a row."""
 import json
 import os

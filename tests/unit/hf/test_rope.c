@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rotary tables against numbers that transformers made (rope.json, by scripts/fixtures.py). */
+/* Rotary tables against numbers that transformers made (rope.json, by scripts/reference/fixtures.py). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

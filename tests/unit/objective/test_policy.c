@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Losses of a policy in double: against formulas in NumPy (scripts/policy_fixtures.py) and against differences of formulas. */
+/* Losses of a policy in double: against formulas in NumPy (scripts/reference/policy_fixtures.py) and against differences of formulas. */
 #include "objective/policy.h"
 #include "test.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Optimizers with few bytes of state: their oracles (scripts/optimizer_fixtures.py), and one result whatever computes. */
+/* Optimizers with few bytes of state: their oracles (scripts/reference/optimizer_fixtures.py), and one result whatever computes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

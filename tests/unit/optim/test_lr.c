@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Learning rates against those of transformers.optimization (lr.json, by scripts/fixtures.py). */
+/* Learning rates against those of transformers.optimization (lr.json, by scripts/reference/fixtures.py). */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed formats as their reference codes have them: scripts/packed_fixtures.py. */
+/* Packed formats as their reference codes have them: scripts/reference/packed_fixtures.py. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
