@@ -8,13 +8,15 @@ rates of matrix products (6 N), and the median of the rounds' ratios; a bf16 fig
 AVX512_BF16 (printed). `moe` is a mixture of experts in f32, compared in each round with the faster of transformers' two
 implementations of experts. `lora` trains adapters of rank 16 on all linear layers of the frozen dense model, in f32,
 beside PEFT (4 N: the weights have no gradient). `qwen3_5` has the gated delta rule in three of four layers, beside
-transformers' path in torch, and `deepseek` a mixture with latent attention, both in f32. scripts/setup --parity makes the
-environment.
-    MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/research/bench_torch.py [f32|bf16|moe|lora|qwen3_5|deepseek]... [--turns N]
+transformers' path in torch, and `deepseek` a mixture with latent attention, both in f32. `generate` has the shape of
+SmolLM2-135M in f32: greedy tokens of many short prompts, and of a long one, beside transformers' generate() with its cache;
+both without loading the model. scripts/setup --parity makes the environment.
+    MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/research/bench_torch.py [f32|bf16|moe|lora|qwen3_5|deepseek|generate]... [--turns N]
 """
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -49,6 +51,12 @@ WAYS = {"f32": [None], "bf16": [None], "moe": ["grouped_mm", "eager"], "lora": [
 RANK = 16
 TARGETS = {"f32": "1.5, at least 1.3", "bf16": "1.5, at least 1.3", "moe": "1.3", "lora": "at least 1.3 with AVX-512, 1.1 with AVX2",
            "qwen3_5": "1.5", "deepseek": "1.2"}
+
+
+#: prompts, their tokens, new tokens of each, and the target
+GENERATED = [(64, 256, 128, "at least 1.3"), (1, 1000, 1000, "at least 0.9")]
+SMALL = dict(num_hidden_layers=30, hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, head_dim=64,
+             vocab_size=49152, max_position_embeddings=2048, tie_word_embeddings=True, eos_token_id=None)
 
 
 def delta_layers():
@@ -160,9 +168,53 @@ def theirs(path, data, what, experts):
         print(step(batch), flush=True)
 
 
+def theirs_generated(path):
+    """Makes the model, then goes on with the prompts of each file that standard input names, and prints the seconds."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    torch.set_num_threads(CORES)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), attn_implementation="sdpa").float().eval()
+    model.save_pretrained(path)
+    print("made", flush=True)
+    for line in sys.stdin:
+        prompts, new = line.split()
+        ids, t0 = torch.tensor([json.loads(l)["prompt_ids"] for l in open(prompts)]), time.perf_counter()
+        model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=int(new), min_new_tokens=int(new), do_sample=False)
+        print(time.perf_counter() - t0, flush=True)
+
+
+def ours_generated(model, prompts, new, out):
+    p = subprocess.run([BINARY, "generate", model, "--prompts", prompts, "--out", out, "--max-tokens", str(new), "--temperature", "0", "--batch", "64",
+                        "--set", "model.dtype=f32", "--set", f"device.cpu_threads={CORES}"], text=True, capture_output=True, check=True)
+    tokens, each = re.search(r"(\d+) tokens, (\S+) seconds", p.stderr).groups()
+    return int(tokens) * float(each)
+
+
+def compare_generation(tmp, turns):
+    model = write_model(os.path.join(tmp, "small"), {k: v for k, v in config("llama", **SMALL).items() if v is not None})
+    torch = subprocess.Popen([sys.executable, __file__, "--theirs-generated", model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    torch.stdout.readline()
+    for n, length, new, target in GENERATED:
+        prompts, r, ratios = os.path.join(tmp, "prompts.jsonl"), random.Random(n), []
+        with open(prompts, "w") as f:
+            f.writelines(json.dumps({"prompt_ids": [r.randrange(3, SMALL["vocab_size"]) for _ in range(length)]}) + "\n" for _ in range(n))
+        for turn in range(turns):
+            a = ours_generated(model, prompts, new, os.path.join(tmp, "out.jsonl"))
+            torch.stdin.write(f"{prompts} {new}\n")
+            torch.stdin.flush()
+            b = float(torch.stdout.readline())
+            ratios.append(b / a)
+            print(f"  {n} x {length} + {new}, turn {turn + 1}: ours {a:.1f} s, transformers {b:.1f} s: {b / a:.2f}x", flush=True)
+        print(f"generate {n} x {length} + {new}: {statistics.median(ratios):.2f}x transformers' speed   target {target}", flush=True)
+    torch.communicate("")
+
+
 def main():
     if sys.argv[1:2] == ["--theirs"]:
         return theirs(*sys.argv[2:6])
+    if sys.argv[1:2] == ["--theirs-generated"]:
+        return theirs_generated(sys.argv[2])
     cases = sys.argv[1:]
     if "--turns" in cases:
         globals()["TURNS"] = int(cases.pop(cases.index("--turns") + 1))
@@ -171,6 +223,11 @@ def main():
     print(f"load average {os.getloadavg()[0]:.2f}, {CORES} threads each, AVX512_BF16: "
           f"{'yes' if 'avx512_bf16' in flags else 'no'}", flush=True)
     with tempfile.TemporaryDirectory() as tmp:
+        if "generate" in cases:
+            compare_generation(tmp, TURNS)
+            cases.remove("generate")
+            if not cases:
+                return
         data = write_rows(os.path.join(tmp, "rows.jsonl"))
         for what in cases or ["f32", "bf16"]:
             family, over = MODELS.get(what, ("qwen3", {}))
