@@ -10,9 +10,9 @@
 #include "report.h"
 #include "train/inputs.h"
 
-enum { MOST_TEXTS = 2048, N_ROWS = 13 };
-/* Of a thread for each logit of a row: its exponential, and sums. 5.7 were measured on one core of an EPYC. */
-static const double DRAW_NS = 6;
+enum { MOST_TEXTS = 2048, N_ROWS = 14 };
+/* Of a thread for each logit of a row: its exponential, and sums. 0.97 were measured on one core of a busy Xeon. */
+static const double DRAW_NS = 1;
 
 struct row {
     size_t texts;       /* 0: so many do not fit */
@@ -22,13 +22,15 @@ struct row {
     const char *bound;
 };
 
-/* Logits cross the link, and threads draw from a row each, while the device waits. */
+/* While the device waits, logits cross the link by parts, and threads draw from a row each of the part before. */
 static double drawing_seconds(const struct plan_view *v, size_t texts)
 {
     double logits = (double)texts * (double)v->hf.vocab, gbs = v->machine.rate[MT_RATE_D2H].value;
-    double threads = (double)MT_MIN((size_t)v->request.placement.threads, texts);
+    size_t part = MT_MIN(texts, (size_t)MT_DRAWN_TOGETHER);
+    size_t threads = MT_MIN((size_t)v->request.placement.threads, part);
     double copied = v->machine.cpu || !(gbs > 0) ? 0 : logits * sizeof(float) / (gbs * 1e9);
-    return copied + logits * DRAW_NS * 1e-9 / threads;
+    double drawn = logits * DRAW_NS * 1e-9 / (double)threads;
+    return MT_MAX(copied, drawn) + MT_MIN(copied, drawn) / (double)mt_div_up(texts, part);
 }
 
 static int plan_row(struct row *out, const struct plan_view *v, size_t texts, size_t len, struct mt_err *err)
@@ -53,23 +55,27 @@ static int plan_row(struct row *out, const struct plan_view *v, size_t texts, si
     return 0;
 }
 
-/* Half as many texts again as the best, which there may be memory for where there is none for twice as many. */
+/* Between the best and twice as many, for which there may be no memory: half as many again, then a quarter. */
 static int plan_between(struct row row[N_ROWS], size_t *n, size_t *best, const struct plan_view *v, size_t len,
                         struct mt_err *err)
 {
-    struct row between;
-    size_t texts = row[*best].texts, at = *best + 1;
-    int rc = texts > 1 ? plan_row(&between, v, texts + texts / 2, len, err) : -ENOSPC;
-    if (rc)
-        return rc == -ENOSPC ? 0 : rc;
-    memmove(&row[at + 1], &row[at], (*n - at) * sizeof(*row));
-    row[at] = between;
-    *n += 1;
-    *best = between.per_second > row[*best].per_second ? at : *best;
+    for (size_t most = row[*best].texts, more = most / 2; more && more >= most / 4; more /= 2) {
+        struct row between;
+        size_t at = *best + 1;
+        int rc = plan_row(&between, v, row[*best].texts + more, len, err);
+        if (rc == -ENOSPC)
+            continue;
+        if (rc)
+            return rc;
+        memmove(&row[at + 1], &row[at], (*n - at) * sizeof(*row));
+        row[at] = between;
+        *n += 1;
+        *best = between.per_second > row[*best].per_second ? at : *best;
+    }
     return 0;
 }
 
-/* Powers of two, up to the first that does not fit, and one number between two; `best` of them. */
+/* Powers of two, up to the first that does not fit, and two numbers between; `best` of them. */
 static int plan_rows(struct row row[N_ROWS], size_t *n, size_t *best, const struct plan_view *v, size_t len,
                      struct mt_err *err)
 {

@@ -97,6 +97,8 @@ struct mt_model_learner {
     uint64_t update;  /* with the step's gradient: its number since its states were new */
 };
 
+/** Most rows whose logits are handed over at once; as many are on their way then: 19 MB for both, of 152k tokens. */
+enum { MT_DRAWN_TOGETHER = 16 };
 /** Draws the targets of loss rows by their logits, in evaluations that generate. */
 struct mt_draw {
     /** ids[n]: the tokens after loss rows [first, first + n) of micro-batch mb, by logits [n, vocab], which it may

@@ -85,11 +85,12 @@ struct mt_outputs {
 /** Rows of scratch that experts have until COMPUTE has come so far, on side streams: so many experts at once. */
 enum { MT_SIDE_ROWS = 8, MT_SIDE_EVENTS = MT_MAX_SIDES + MT_SIDE_ROWS };
 
-/** Rows of which the largest logits are to be found. */
 struct mt_recipe_places; /* recipe.h */
+/** Rows whose logits are looked through on the host. */
 struct mt_top_piece {
     struct mt_model *m;
     size_t mb, first, rows;
+    float *logits;
 };
 
 struct mt_model {
@@ -107,7 +108,8 @@ struct mt_model {
 
     const struct mt_draw *draw;      /* of the evaluation under way; NULL: none */
     struct mt_top_piece *top_pieces; /* [max_micro, max_tokens] by first row; NULL: without `top` and `draws` */
-    float *top_logits;         /* [part of a piece, vocab] in host memory */
+    float *top_logits;         /* [2 parts of a piece, vocab] in host memory */
+    mt_event *logits_ready, *part_copied[2], *part_read[2]; /* of a piece; of each part's place */
     struct mt_top *top;        /* [max_micro, max_tokens, top] */
     float *top_rest;           /* [max_micro, max_tokens] */
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The largest log-probabilities of each loss row, for students to learn from; and tokens drawn by logits. Logits go to
- * the host by parts of a piece, 4 bytes each, which costs little beside the pass of a model that does not fit the
- * device. The largest are found there, and tokens are drawn, with the same bits whatever the device is.
+ * the host by parts of a piece, 4 bytes each, a part while the one before is looked through, which costs little beside
+ * the pass of a model that does not fit the device. The largest are found there, and tokens are drawn, with the same
+ * bits whatever the device is.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -10,24 +11,23 @@
 #include "base/mem.h"
 #include "model/state.h"
 
-enum { BLOCK = 64, PART_ROWS = 32 }; /* parts: what no plan counts stays small, 19 MB for 152k tokens */
+enum { BLOCK = 64 };
 
-static size_t rows_of_part(const mt_model *m)
+static size_t rows_of_part(const struct mt_model_params *p)
 {
-    size_t piece = m->p.logits_piece ? m->p.logits_piece : m->p.logits_chunk;
-    return MT_MIN(piece, (size_t)PART_ROWS);
+    return MT_MIN(p->logits_piece ? p->logits_piece : p->logits_chunk, (size_t)MT_DRAWN_TOGETHER);
 }
 
-static size_t logits_bytes(const mt_model *m)
+/* Of two parts. */
+static size_t logits_bytes(const struct mt_model_params *p)
 {
-    return rows_of_part(m) * (size_t)m->layout->cfg.vocab * sizeof(float);
+    return 2 * rows_of_part(p) * (size_t)p->layout->cfg.vocab * sizeof(float);
 }
 
 size_t mt_model_top_bytes(const struct mt_model_params *p)
 {
-    size_t piece = p->logits_piece ? p->logits_piece : p->logits_chunk, rows = p->max_micro * p->max_tokens;
-    size_t logits = MT_MIN(piece, (size_t)PART_ROWS) * (size_t)p->layout->cfg.vocab * sizeof(float);
-    return logits + rows * (sizeof(struct mt_top_piece) + p->top * sizeof(struct mt_top) + sizeof(float));
+    size_t rows = p->max_micro * p->max_tokens;
+    return logits_bytes(p) + rows * (sizeof(struct mt_top_piece) + p->top * sizeof(struct mt_top) + sizeof(float));
 }
 
 int mt_model_top_create(mt_model *m, struct mt_err *err)
@@ -39,16 +39,23 @@ int mt_model_top_create(mt_model *m, struct mt_err *err)
     m->top_rest = mt_calloc(rows, sizeof(*m->top_rest));
     if (!m->top_pieces || !m->top || !m->top_rest)
         return mt_fail_nomem(err, "the largest logits", rows * m->p.top * sizeof(*m->top));
-    int rc = mt_host_alloc(&logits, logits_bytes(m), "logits", err);
+    int rc = mt_event_create(m->dev, &m->logits_ready, err) ?: mt_host_alloc(&logits, logits_bytes(&m->p), "logits", err);
     m->top_logits = logits;
-    return rc ?: mt_device_register_host(m->dev, logits, logits_bytes(m), err);
+    for (int i = 0; i < 2 && !rc; i++)
+        rc = mt_event_create(m->dev, &m->part_copied[i], err) ?: mt_event_create(m->dev, &m->part_read[i], err);
+    return rc ?: mt_device_register_host(m->dev, logits, logits_bytes(&m->p), err);
 }
 
 void mt_model_top_destroy(mt_model *m)
 {
     if (m->top_logits)
         mt_device_unregister_host(m->dev, m->top_logits);
-    mt_host_free(m->top_logits, m->top_logits ? logits_bytes(m) : 0);
+    mt_host_free(m->top_logits, m->top_logits ? logits_bytes(&m->p) : 0);
+    mt_event_destroy(&m->logits_ready);
+    for (int i = 0; i < 2; i++) {
+        mt_event_destroy(&m->part_copied[i]);
+        mt_event_destroy(&m->part_read[i]);
+    }
     free(m->top_pieces);
     free(m->top);
     free(m->top_rest);
@@ -121,7 +128,7 @@ static void find_rows(void *ctx)
     const int32_t *targets = host_targets(m, p->mb);
     const float *loss = mt_model_stats_loss(m, m->stats_host, p->mb) + p->first;
     for (size_t r = 0; r < p->rows; r++) {
-        const float *x = m->top_logits + r * vocab;
+        const float *x = p->logits + r * vocab;
         size_t row = p->mb * m->p.max_tokens + p->first + r;
         struct mt_top *top = m->top + row * k;
         double lse = (double)x[targets[p->first + r]] + (double)loss[r], sum = 0;
@@ -143,38 +150,51 @@ static void draw_rows(void *ctx)
 {
     const struct mt_top_piece *p = ctx;
     const struct mt_draw *d = p->m->draw;
-    d->draw(d->ctx, p->mb, p->first, p->rows, p->m->top_logits, host_targets(p->m, p->mb) + p->first);
+    d->draw(d->ctx, p->mb, p->first, p->rows, p->logits, host_targets(p->m, p->mb) + p->first);
 }
 
-/* Rows [at, at + rows) of the piece that begins at loss row `first`. */
-static int part_rows(mt_model *m, size_t mb, size_t first, size_t at, size_t rows, void (*fn)(void *ctx),
+/* Part i, from row `at` of the piece on: copies its logits once part i - 2 has been read, then calls fn. */
+static int part_rows(mt_model *m, struct mt_top_piece *p, size_t i, size_t at, void (*fn)(void *ctx),
                      struct mt_err *err)
 {
-    struct mt_top_piece *p = m->top_pieces + mb * m->p.max_tokens + first + at;
     size_t width = (size_t)m->layout->cfg.vocab * sizeof(float), ld = mt_model_logits_ld(m->layout);
-    *p = (struct mt_top_piece){m, mb, first + at, rows};
-    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                            &(struct mt_copy){m->top_logits, width, (const float *)m->logits + at * ld,
-                                              ld * sizeof(float), width, rows}, err);
-    return rc ?: mt_device_call(m->dev, fn, p, err);
+    const struct mt_copy copy = {p->logits, width, (const float *)m->logits + at * ld, ld * sizeof(float), width,
+                                 p->rows};
+    return mt_event_wait(m->dev, m->part_read[i % 2], MT_STREAM_D2H, err)
+        ?: mt_device_copy(m->dev, MT_STREAM_D2H, &copy, err)
+        ?: mt_event_record(m->dev, m->part_copied[i % 2], MT_STREAM_D2H, err)
+        ?: mt_event_wait(m->dev, m->part_copied[i % 2], MT_STREAM_COMPUTE, err)
+        ?: mt_device_call(m->dev, fn, p, err)
+        ?: mt_event_record(m->dev, m->part_read[i % 2], MT_STREAM_COMPUTE, err);
+}
+
+/* fn for each part of the piece of `rows` rows that begins at loss row `first`. */
+static int each_part(mt_model *m, size_t mb, size_t first, size_t rows, void (*fn)(void *ctx), struct mt_err *err)
+{
+    size_t part = rows_of_part(&m->p);
+    int rc = mt_event_record(m->dev, m->logits_ready, MT_STREAM_COMPUTE, err)
+          ?: mt_event_wait(m->dev, m->logits_ready, MT_STREAM_D2H, err);
+    for (size_t i = 0, at = 0; at < rows && !rc; i++, at += part) {
+        struct mt_top_piece *p = m->top_pieces + mb * m->p.max_tokens + first + at;
+        float *logits = m->top_logits + i % 2 * part * (size_t)m->layout->cfg.vocab;
+        *p = (struct mt_top_piece){m, mb, first + at, MT_MIN(part, rows - at), logits};
+        rc = part_rows(m, p, i, at, fn, err);
+    }
+    return rc;
 }
 
 int mt_model_top_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct mt_err *err)
 {
     float *loss = mt_model_stats_loss(m, m->stats_host, mb) + first;
     int rc = mt_model_copy(m, loss, mt_model_stats_loss(m, m->stats_dev, mb) + first, rows * sizeof(float), err);
-    for (size_t at = 0, part = rows_of_part(m); at < rows && !rc; at += part)
-        rc = part_rows(m, mb, first, at, MT_MIN(part, rows - at), find_rows, err);
-    return rc;
+    return rc ?: each_part(m, mb, first, rows, find_rows, err);
 }
 
 int mt_model_draw_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct mt_err *err)
 {
-    int rc = 0;
-    for (size_t at = 0, part = rows_of_part(m); at < rows && !rc; at += part)
-        rc = part_rows(m, mb, first, at, MT_MIN(part, rows - at), draw_rows, err);
     const int32_t *from = host_targets(m, mb) + first;
-    return rc ?: mt_model_copy(m, m->inputs[mb].targets + first, from, rows * sizeof(*from), err);
+    return each_part(m, mb, first, rows, draw_rows, err)
+        ?: mt_model_copy(m, m->inputs[mb].targets + first, from, rows * sizeof(*from), err);
 }
 
 const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **rest)

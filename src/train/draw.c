@@ -6,15 +6,16 @@
 
 #include "base/mem.h"
 #include "base/philox.h"
+#include "device/cpu/logits.h"
 
-/* NOTHING: logarithm of a weight, beside the likeliest token's 1, that is taken for 0: a draw has 53 bits. */
-enum { FIRST_MARGIN = 8, NOTHING = -45 };
+/* Logarithms of weights, beside the likeliest token's 1; the most is of one that is taken for 0. */
+enum { FIRST_MARGIN = 8, MOST_MARGIN = 45 };
 
 int mt_drawing_init(struct mt_drawing *d, const struct mt_generation *g, size_t vocab, struct mt_err *err)
 {
     *d = (struct mt_drawing){.g = g, .vocab = vocab, .of = g->drawn_of ? MT_MIN(g->drawn_of, vocab) : vocab};
     d->candidate = mt_calloc(d->of, sizeof(*d->candidate));
-    d->weight = mt_calloc(d->of, sizeof(*d->weight));
+    d->weight = mt_calloc(d->of, sizeof(*d->weight)); /* or sums of blocks, which are fewer */
     return d->candidate && d->weight ? 0 : mt_fail_nomem(err, "drawing tokens", vocab * sizeof(*d->candidate));
 }
 
@@ -32,12 +33,6 @@ static int compare(const void *a, const void *b)
     if (x->logit != y->logit)
         return x->logit < y->logit ? 1 : -1;
     return (x->id > y->id) - (x->id < y->id);
-}
-
-static double weight_of(const struct mt_drawing *d, float logit, float best)
-{
-    double x = (double)(logit - best) / d->g->temperature;
-    return x < NOTHING ? 0 : exp(x);
 }
 
 /* Candidates within a margin of the likeliest, in order; returns how many. */
@@ -63,19 +58,27 @@ static size_t keep_likeliest(const struct mt_drawing *d, size_t n, double sum)
     return kept;
 }
 
+/* The sum of all weights; those of blocks are left in d->weight. */
+static double sum_all(const struct mt_drawing *d, const float *logits, float best)
+{
+    double sum = 0;
+    mt_logits_sums(d->weight, logits, d->of, best, (float)d->g->temperature);
+    for (size_t i = 0; i < mt_div_up(d->of, MT_LOGITS_BLOCK); i++)
+        sum += d->weight[i];
+    return sum;
+}
+
 /* Sorts as few as are needed: those near the likeliest, and if these are not enough, more. */
 static size_t choose_candidates(const struct mt_drawing *d, const float *logits, float best)
 {
     size_t k = d->g->top_k ? MT_MIN(d->g->top_k, d->of) : d->of, n = 0;
-    double all = 0, sum = 0;
-    for (size_t i = 0; i < d->of && k == d->of; i++)
-        all += weight_of(d, logits[i], best);
+    double all = k == d->of ? sum_all(d, logits, best) : 0, sum = 0;
     for (double margin = FIRST_MARGIN;; margin *= 2) {
         n = MT_MIN(collect(d, logits, best, margin), k);
         sum = 0;
         for (size_t i = 0; i < n; i++)
-            sum += d->weight[i] = weight_of(d, d->candidate[i].logit, best);
-        if (n == k || margin > -NOTHING || (k == d->of && (sum >= d->g->top_p * all || exp(-margin) < d->g->min_p)))
+            sum += d->weight[i] = (double)mt_logits_weight(d->candidate[i].logit, best, (float)d->g->temperature);
+        if (n == k || margin > MOST_MARGIN || (k == d->of && (sum >= d->g->top_p * all || exp(-margin) < d->g->min_p)))
             break;
     }
     return keep_likeliest(d, n, k == d->of ? all : sum);
@@ -97,18 +100,28 @@ static size_t pick(const double *weight, size_t n, double u)
     return last;
 }
 
+/* The same of all tokens: the block first, then one of it, whose weights are made again. */
+static size_t pick_of_all(struct mt_drawing *d, const float *logits, float best, double u)
+{
+    double rest = u * sum_all(d, logits, best);
+    size_t blocks = mt_div_up(d->of, MT_LOGITS_BLOCK), b = 0;
+    while (b + 1 < blocks && rest > d->weight[b])
+        rest -= d->weight[b++];
+    size_t first = b * MT_LOGITS_BLOCK, n = MT_MIN(d->of - first, (size_t)MT_LOGITS_BLOCK);
+    u = d->weight[b] > 0 ? rest / d->weight[b] : 0;
+    for (size_t i = 0; i < n; i++)
+        d->weight[i] = (double)mt_logits_weight(logits[first + i], best, (float)d->g->temperature);
+    return first + pick(d->weight, n, u);
+}
+
 size_t mt_draw_token(struct mt_drawing *d, const float *logits, uint64_t stream, size_t at)
 {
     const struct mt_generation *g = d->g;
-    size_t best = 0;
-    for (size_t i = 1; i < d->of; i++)
-        best = logits[i] > logits[best] ? i : best;
+    size_t best = mt_logits_best(logits, d->of);
     if (g->temperature <= 0)
         return best;
     double u = mt_philox_uniform(g->seed, stream, at);
     if (g->top_k || g->top_p < 1 || g->min_p > 0)
         return d->candidate[pick(d->weight, choose_candidates(d, logits, logits[best]), u)].id;
-    for (size_t i = 0; i < d->of; i++)
-        d->weight[i] = weight_of(d, logits[i], logits[best]);
-    return pick(d->weight, d->of, u);
+    return pick_of_all(d, logits, logits[best], u);
 }

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tokens are drawn as often as the softmax of their logits says, whatever their block. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "base/philox.h"
+#include "device/cpu/logits.h"
+#include "test.h"
+#include "train/draw.h"
+
+enum { VOCAB = 2 * MT_LOGITS_BLOCK + 77, GROUP = 100, DRAWS = 20000, FEWER = 4000, SEED = 5 };
+
+/* Those of input tokens are never drawn; others are spread, so that some have nearly no weight. */
+static void fill(float *logit, double *share, double temperature)
+{
+    double sum = 0, best = -INFINITY;
+    mt_philox_normal(logit, VOCAB, 0, 1, 2, 6);
+    logit[3] = logit[MT_LOGITS_BLOCK] = -INFINITY;
+    for (int i = 0; i < VOCAB; i++)
+        best = fmax(best, (double)logit[i]);
+    for (int i = 0; i < VOCAB; i++)
+        sum += share[i] = exp(((double)logit[i] - best) / temperature);
+    for (int i = 0; i < VOCAB; i++)
+        share[i] /= sum;
+}
+
+static void draw_many(const struct mt_generation *g, const float *logit, size_t n, size_t *seen)
+{
+    struct mt_drawing d;
+    MUST(mt_drawing_init, &d, g, VOCAB);
+    for (size_t k = 0; k < n; k++)
+        seen[mt_draw_token(&d, logit, 7, k)]++;
+    mt_drawing_finish(&d);
+}
+
+TEST(tokens_are_drawn_by_their_shares)
+{
+    for (double temperature = 1; temperature < 10; temperature *= 3) {
+        static float logit[VOCAB];
+        static double share[VOCAB];
+        size_t seen[VOCAB] = {0};
+        fill(logit, share, temperature);
+        draw_many(&(struct mt_generation){.seed = SEED, .temperature = temperature, .top_p = 1}, logit, DRAWS, seen);
+        assert_true(!seen[3] && !seen[MT_LOGITS_BLOCK]);
+        for (int first = 0; first < VOCAB; first += GROUP) {
+            double want = 0, got = 0;
+            for (int i = first; i < MT_MIN(first + GROUP, (int)VOCAB); i++) {
+                want += share[i] * DRAWS;
+                got += (double)seen[i];
+            }
+            if (!(fabs(got - want) <= 4 * sqrt(want + 1))) /* four standard deviations */
+                fail_msg("tokens %d...: %g of %g", first, got, want);
+        }
+    }
+}
+
+/* Where nothing is cut, candidates in their order have the same shares as all tokens. */
+TEST(a_cut_leaves_the_likeliest)
+{
+    static float logit[VOCAB];
+    static double share[VOCAB];
+    fill(logit, share, 3);
+    size_t best = mt_logits_best(logit, VOCAB), seen[VOCAB] = {0};
+    draw_many(&(struct mt_generation){.seed = SEED, .temperature = 3, .top_p = 0.5}, logit, FEWER, seen);
+    double kept = 0, least = share[best];
+    for (int i = 0; i < VOCAB; i++) {
+        kept += seen[i] ? share[i] : 0;
+        least = seen[i] ? fmin(least, share[i]) : least;
+    }
+    for (int i = 0; i < VOCAB; i++)
+        assert_true(seen[i] || share[i] <= least || share[i] * FEWER < 20);
+    assert_true(kept >= 0.5 && kept - least < 0.5);
+    logit[VOCAB - 1] = logit[best] + 1;
+    assert_int_equal(mt_logits_best(logit, VOCAB), VOCAB - 1);
+    logit[9] = logit[VOCAB - 1];
+    assert_int_equal(mt_logits_best(logit, VOCAB), 9);
+}
