@@ -321,6 +321,22 @@ MT_DEVICE void solve(const work &w, rows &r, const struct mt_delta_rule &a, size
     multiply({m, w.wv, w.wk, w.uw + w.wv, w.wide, 1, s, w.wv, 1, w.vn, w.wv, -1, w.uw, w.wide, 1});
 }
 
+/** States of a job's value heads, or their gradients, from or to those of all heads, without padding; nullptr: nothing. */
+template <bool LEAVE>
+MT_DEVICE void hand_over(const struct mt_delta_rule &a, const work &w, const part &own, float *states, const void *all)
+{
+    int dk = static_cast<int>(a.k.dim), dv = static_cast<int>(a.v.dim), one = dk * dv;
+    if (!all)
+        return;
+    float *at = static_cast<float *>(const_cast<void *>(all)) + own.first * static_cast<size_t>(one);
+    MT_UNROLL(1)
+    for (int i = static_cast<int>(threadIdx.x); i < own.n * one; i += THREADS) {
+        float *state = states + i / one * w.wk * w.wv + i % one / dv * w.wv + i % dv;
+        *(LEAVE ? at + i : state) = *(LEAVE ? state : at + i);
+    }
+    __syncthreads();
+}
+
 /** The state after the chunk; `to` may be `s`. m: products_of() it. */
 MT_DEVICE void step_state(const work &w, const rows &r, int n, const float *s, float *to, int m = C)
 {

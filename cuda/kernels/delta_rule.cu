@@ -12,27 +12,21 @@ MT_DEVICE void carry(const struct mt_delta_rule &a, const struct mt_delta_kept &
                      size_t doc, bool leave)
 {
     const struct mt_carried &c = a.carried;
-    int dk = static_cast<int>(a.k.dim), dv = static_cast<int>(a.v.dim), one = dk * dv;
     w.old = 0;
     w.at = kept;
-    if (!c.after || (!leave && !c.past[doc]))
+    if (!c.after) {
+        hand_over<false>(a, w, own, w.state, doc || leave ? nullptr : a.handed.from);
+        hand_over<true>(a, w, own, w.state, leave && doc + 1 == a.n_docs ? a.handed.to : nullptr);
         return;
-    size_t place = static_cast<size_t>(c.place[doc]) * c.ld_bytes, at = own.first * static_cast<size_t>(one);
-    const float *from = reinterpret_cast<const float *>(static_cast<const char *>(c.before) + place) + at;
-    float *to = reinterpret_cast<float *>(static_cast<char *>(c.after) + place) + at;
-    if (!leave) {
+    }
+    size_t place = static_cast<size_t>(c.place[doc]) * c.ld_bytes;
+    if (leave) {
+        hand_over<true>(a, w, own, w.state, static_cast<char *>(c.after) + place);
+    } else if (c.past[doc]) {
         w.old = c.past[doc] % C;
         w.kept = static_cast<const char *>(c.before) + place;
+        hand_over<false>(a, w, own, w.state, w.kept);
     }
-    MT_UNROLL(1)
-    for (int i = static_cast<int>(threadIdx.x); i < own.n * one; i += THREADS) {
-        float *state = w.state + i / one * w.wk * w.wv + i % one / dv * w.wv + i % dv;
-        if (leave)
-            to[i] = *state;
-        else
-            *state = from[i];
-    }
-    __syncthreads();
 }
 
 template <typename T> MT_DEVICE void keep(char *to, const struct mt_heads &h, size_t row)

@@ -197,11 +197,11 @@ MT_DEVICE void normalise_backward(float *d, const float *x, const float *rstd, f
     });
 }
 
-/* The state of a value head before a chunk. Chunks but a document's first end no less than C rows after each other. */
+/* The state of a value head before a chunk; head: its place in the states, after whole jobs. Chunks but a document's first end no less than C rows after each other. */
 MT_DEVICE float *state_before(const work &w, const struct mt_cuda_delta_buffers &b,
                               size_t begin, size_t row, size_t head, int one)
 {
-    return row == begin ? w.state : b.states + (row / C * b.group + head) * one;
+    return row == begin ? w.state + head % b.jobs.heads * one : b.states + (row / C * b.group + head) * one;
 }
 
 /* Rows of dq or dk: as they are, or if key heads have several jobs to the sums of this one. */
@@ -248,8 +248,10 @@ static __global__ void __launch_bounds__(THREADS)
         size_t doc = job / n_jobs, place = job % n_jobs * heads;
         part own = part_of(a, u, first_job + job % n_jobs);
         size_t begin = static_cast<size_t>(a.cu_seqlens[doc]), end = static_cast<size_t>(a.cu_seqlens[doc + 1]);
-        clear(w.state, one); /* before the first chunk, of all heads */
+        clear(w.state, heads * one);
         clear(w.ds, heads * one);
+        hand_over<false>(a, w, own, w.state, doc ? nullptr : a.handed.from);
+        hand_over<false>(a, w, own, w.ds, doc + 1 == a.n_docs ? b.handed.from : nullptr);
         MT_UNROLL(1)
         for (size_t row = begin; row + C < end; row += C) {
             load_keys<T>(w, r, a, row, own.key, C);
@@ -273,6 +275,7 @@ static __global__ void __launch_bounds__(THREADS)
                                  w.ds + i * one);
             finish_keys<T>(w, r, b, u, own, row, n);
         }
+        hand_over<true>(a, w, own, w.ds, doc ? nullptr : b.handed.to);
     }
 }
 

@@ -45,9 +45,12 @@ MT_DEVICE const T *earlier(const struct mt_short_conv &a, const T *x, size_t cha
     const struct mt_carried &c = a.carried;
     if (i >= back)
         return x + (static_cast<size_t>(a.cu_seqlens[doc]) + i - back) * a.x.ld;
-    if (!c.after || i + static_cast<size_t>(c.past[doc]) < back)
+    size_t at = (a.taps - 1 + i - back) * a.x.n * a.x.dim + channel;
+    if (!c.after)
+        return doc || !a.handed.from ? nullptr : static_cast<const T *>(a.handed.from) + at;
+    if (i + static_cast<size_t>(c.past[doc]) < back)
         return nullptr;
-    return carried_at<T>(c.before, c, doc) + (a.taps - 1 + i - back) * a.x.n * a.x.dim + channel;
+    return carried_at<T>(c.before, c, doc) + at;
 }
 
 /* s of a document's row. */
@@ -82,20 +85,30 @@ static __global__ void __launch_bounds__(THREADS) convolve(struct mt_short_conv 
     store(channel_of<T>(a.y, row, c), s * sigmoid<T>(s));
 }
 
-/* A thread leaves a channel's last rows of a document, in order: none is overwritten before it is read. */
+/* A thread leaves a channel's last rows of a document, or of the one that is handed on, in order: none is overwritten before it is read. */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS) leave_rows(struct mt_short_conv a, unsigned tiles)
 {
     size_t doc = blockIdx.x / tiles, c = blockIdx.x % tiles * THREADS + threadIdx.x, channels = a.x.n * a.x.dim;
     if (c >= channels)
         return;
-    T *to = const_cast<T *>(carried_at<T>(a.carried.after, a.carried, doc)) + c;
+    T *to = static_cast<T *>(a.handed.to) + c;
+    if (a.carried.after)
+        to = const_cast<T *>(carried_at<T>(a.carried.after, a.carried, doc)) + c;
+    else
+        doc = a.n_docs - 1;
     size_t rows = static_cast<size_t>(a.cu_seqlens[doc + 1] - a.cu_seqlens[doc]);
     MT_UNROLL(1)
     for (size_t k = 0; k + 1 < a.taps; k++) {
         const T *from = earlier(a, channel_of<T>(a.x, 0, c), c, doc, rows, a.taps - 1 - k);
         store(to + k * channels, from ? load(from) : 0.0f);
     }
+}
+
+/* Whether the document has the row, here or in the next piece. */
+MT_DEVICE bool has_row(const struct mt_short_conv_bwd &b, size_t doc, size_t row)
+{
+    return row < static_cast<size_t>(b.fwd.cu_seqlens[doc + 1]) || (b.handed.from && doc + 1 == b.fwd.n_docs);
 }
 
 template <typename T>
@@ -121,16 +134,21 @@ static __global__ void __launch_bounds__(THREADS, 1)
         if (row < a.n) {
             if (row >= static_cast<size_t>(a.cu_seqlens[doc + 1]))
                 doc++;
-            size_t begin = static_cast<size_t>(a.cu_seqlens[doc]);
+            size_t i = row - static_cast<size_t>(a.cu_seqlens[doc]);
             float s = sum_of(a, x, weights, bias, row, doc, c), e = sigmoid<T>(s);
             ds[0] = load(channel_of<T>(b.dy, row, c)) * (e * (1.0f + s * (1.0f - e)));
             dbias += row < end ? ds[0] : 0.0f;
             for (int j = 0; j < MT_CONV_MAX_TAPS; j++) {
-                size_t back = taps - 1 - j;
-                if (j < static_cast<int>(taps) && row < end && row >= begin + back)
-                    dw[j] = fmaf(ds[0], load(x + (row - back) * a.x.ld), dw[j]);
+                bool adds = j < static_cast<int>(taps) && row < end;
+                const T *at = adds ? earlier(a, x, c, doc, i, taps - 1 - j) : nullptr;
+                if (at)
+                    dw[j] = fmaf(ds[0], load(at), dw[j]);
             }
+        } else if (b.handed.from) {
+            ds[0] = static_cast<const float *>(b.handed.from)[(row - a.n) * channels + c];
         }
+        if (b.handed.to && row + 1 < taps)
+            static_cast<float *>(b.handed.to)[row * channels + c] = has_row(b, 0, row) ? ds[0] : 0.0f;
         if (row + 1 < first + taps)
             continue;
         size_t at = row + 1 - taps; /* whose dx is complete */
@@ -138,7 +156,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             doc_x++;
         float dx = 0;
         for (int j = 0; j < MT_CONV_MAX_TAPS; j++)
-            if (j < static_cast<int>(taps) && row - j < static_cast<size_t>(a.cu_seqlens[doc_x + 1]))
+            if (j < static_cast<int>(taps) && has_row(b, doc_x, row - j))
                 dx = fmaf(w[j], ds[j], dx);
         store(channel_of<T>(b.dx, at, c), dx);
     }
@@ -156,8 +174,9 @@ template <typename T> static cudaError_t run(const struct mt_short_conv *a, cuda
 {
     unsigned tiles = static_cast<unsigned>(ceil_div(a->x.n * a->x.dim, THREADS));
     cudaError_t rc = MT_LAUNCH(convolve<T>, grid_of(a->n * tiles), THREADS, 0, stream, *a, tiles);
-    if (rc == cudaSuccess && a->carried.after)
-        rc = MT_LAUNCH(leave_rows<T>, grid_of(a->n_docs * tiles), THREADS, 0, stream, *a, tiles);
+    size_t left = a->carried.after ? a->n_docs : a->handed.to ? 1 : 0;
+    if (rc == cudaSuccess && left)
+        rc = MT_LAUNCH(leave_rows<T>, grid_of(left * tiles), THREADS, 0, stream, *a, tiles);
     return rc;
 }
 

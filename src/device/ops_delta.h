@@ -31,9 +31,20 @@ struct mt_carried {
 };
 
 /**
+ * Where the rows are a piece of longer ones, what it takes over and hands on: the first document began in the piece
+ * that `from` is of, and the last one goes on in the piece that `to` is for. NULL: it does not. Forward hands on to the
+ * next piece, backward to the one before. Not with mt_carried.
+ */
+struct mt_handed {
+    const void *from;
+    void *to;
+};
+
+/**
  * Causal convolution of each channel along each document, then SiLU: y[t] = silu(bias[c] + sum over j < taps of w[c, j]
  * x[t - taps + 1 + j]), where x is 0 before the document. Channel c is element c % dim of head c / dim. What is carried
- * are the last taps - 1 rows of x, [taps - 1, channels] of dtype, the oldest first.
+ * are the last taps - 1 rows of x, [taps - 1, channels] of dtype, the oldest first; handed on, too, with zeros for rows
+ * before the document.
  */
 struct mt_short_conv {
     size_t n, taps, n_docs;
@@ -43,13 +54,16 @@ struct mt_short_conv {
     const void *w;             /* [channels, taps]; only element-aligned */
     const void *bias;          /* [channels], likewise; NULL: none */
     struct mt_carried carried; /* forward alone */
+    struct mt_handed handed;   /* to: forward alone */
 };
-/** dx = gradient of x; dw and dbias += those of w and of the bias. */
+/** dx = gradient of x; dw and dbias += those of w and of the bias. Handed on are gradients of the first taps - 1 rows
+ * before SiLU, [taps - 1, channels] in FP32, with zeros for rows after the document. */
 struct mt_short_conv_bwd {
     struct mt_short_conv fwd; /* y.p is not read */
     struct mt_heads dy, dx;   /* as x; dx is written */
     float *dw;                /* [channels, taps] accumulated; NULL: not wanted */
     float *dbias;             /* [channels] accumulated; NULL: not wanted */
+    struct mt_handed handed;
     void *workspace;          /* mt_op_short_conv_bwd_workspace() bytes */
 };
 
@@ -88,7 +102,9 @@ struct mt_delta_gates_bwd {
  *
  * Plain (Mamba 2): u = beta_t v_t, k = k' and q = q' times scale. With a skip, o_t = S^T q_t + skip v_t.
  *
- * What is carried is S before the document's present chunk, and the rows that this has (mt_delta_kept()).
+ * What is carried is S before the document's present chunk, and the rows that this has (mt_delta_kept()). What is
+ * handed on is S after the last row, [v.n, k.dim, v.dim] in FP32; backward hands on its gradient. A piece begins with a
+ * new chunk: a document that is cut at multiples of MT_DELTA_CHUNK of its tokens has the bits of an uncut one.
  */
 struct mt_delta_rule {
     size_t n, n_docs, max_len;
@@ -100,6 +116,7 @@ struct mt_delta_rule {
     const float *beta, *g; /* [n, v.n] */
     const void *skip;      /* [v.n]; only element-aligned; NULL: none */
     struct mt_carried carried; /* forward alone */
+    struct mt_handed handed;   /* to: forward alone */
     void *workspace;       /* mt_op_delta_rule_workspace() bytes: for forward and backward of up to n tokens */
 };
 /** Where what is carried begins, in bytes: S [v.n, k.dim, v.dim] in FP32; k and v of up to MT_DELTA_CHUNK rows, heads
@@ -123,6 +140,7 @@ struct mt_delta_rule_bwd {
     struct mt_heads d_o, dq, dk, dv; /* as o, q, k, v; written */
     float *dbeta, *dg;        /* [n, v.n], written */
     float *dskip;             /* [n, v.n], written, if there is a skip: the product of d_o and v */
+    struct mt_handed handed;
 };
 
 /**

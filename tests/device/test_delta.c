@@ -7,11 +7,12 @@
 #include "base/mem.h"
 #include "harness.h"
 
-enum { MAX_DOCS = 4 };
+enum { MAX_DOCS = 4, MAX_CUTS = 4 };
 struct shape {
     size_t nk, nv, dk, dv, n_docs, len[MAX_DOCS];
     double decay; /* most that a step decays by: e^-decay */
     bool plain;   /* with a skip */
+    size_t cut[MAX_CUTS + 1]; /* pieces end there */
 };
 
 struct problem {
@@ -132,13 +133,44 @@ static void solve(struct harness *h, struct problem *p)
 }
 
 struct device_problem {
-    struct dbuf *q, *k, *v, *o, *beta, *g, *d_o, *dq, *dk, *dv, *dbeta, *dg, *cu, *skip, *dskip;
+    struct dbuf *q, *k, *v, *o, *beta, *g, *d_o, *dq, *dk, *dv, *dbeta, *dg, *skip, *dskip;
 };
+
+/* A piece of some documents' rows, which are cut where `at` says (ascending, with 0 after the last; NULL: not at all): the
+ * one that begins with row `from`. */
+struct cut {
+    size_t from, n, n_docs;
+    int32_t cu[MAX_DOCS + 1];
+    bool began, goes_on; /* the first document in the piece before, the last one in the next */
+};
+
+static struct cut cut_of(const int32_t *cu, size_t n_docs, const size_t *at, size_t from)
+{
+    struct cut x = {.from = from};
+    size_t to = (size_t)cu[n_docs];
+    while (at && *at && *at <= from)
+        at++;
+    to = at && *at ? *at : to;
+    x.n = to - from;
+    for (size_t i = 0; i < n_docs; i++) {
+        size_t begin = (size_t)cu[i], end = (size_t)cu[i + 1];
+        x.began |= begin < from && from < end;
+        x.goes_on |= begin < to && to < end;
+        if (end > from && begin < to)
+            x.cu[++x.n_docs] = (int32_t)(MT_MIN(end, to) - from);
+    }
+    return x;
+}
+
+static struct mt_heads rows_from(const struct harness *h, const struct dbuf *b, size_t from, size_t heads, size_t dim)
+{
+    return mt_heads((char *)b->p + from * heads * dim * mt_dtype_size(h->dtype), heads * dim, heads, dim);
+}
 
 static void run_rule(struct harness *h, struct problem *p, struct device_problem *d)
 {
     const struct shape *s = &p->s;
-    size_t keys = s->nk * s->dk, values = s->nv * s->dv, longest = 0;
+    size_t keys = s->nk * s->dk, values = s->nv * s->dv, states = s->dk * values, longest = 0, k = 0;
     for (size_t i = 0; i < s->n_docs; i++)
         longest = MT_MAX(longest, s->len[i]);
     d->o = buf_nan(h, h->dtype, p->n * values);
@@ -148,20 +180,36 @@ static void run_rule(struct harness *h, struct problem *p, struct device_problem
     d->dbeta = buf_nan(h, MT_F32, p->n * s->nv);
     d->dg = buf_nan(h, MT_F32, p->n * s->nv);
     d->dskip = buf_nan(h, MT_F32, p->n * s->nv);
-    d->cu = buf_ints(h, p->cu, s->n_docs + 1);
-    struct mt_delta_rule a = {
-        .n = p->n, .n_docs = s->n_docs, .max_len = longest, .dtype = h->dtype, .plain = s->plain,
-        .skip = s->plain ? d->skip->p : NULL, .scale = (float)p->scale, .eps = (float)p->eps,
-        .cu_seqlens = d->cu->p, .cu_seqlens_host = p->cu, .q = mt_heads(d->q->p, keys, s->nk, s->dk),
-        .k = mt_heads(d->k->p, keys, s->nk, s->dk), .v = mt_heads(d->v->p, values, s->nv, s->dv),
-        .o = mt_heads(d->o->p, values, s->nv, s->dv), .beta = d->beta->p, .g = d->g->p};
-    a.workspace = workspace(h, mt_op_delta_rule_workspace(h->dev, &a));
-    RUN(h, mt_op_delta_rule, &a);
-    struct mt_delta_rule_bwd b = {
-        .fwd = a, .d_o = mt_heads(d->d_o->p, values, s->nv, s->dv), .dq = mt_heads(d->dq->p, keys, s->nk, s->dk),
-        .dk = mt_heads(d->dk->p, keys, s->nk, s->dk), .dv = mt_heads(d->dv->p, values, s->nv, s->dv),
-        .dbeta = d->dbeta->p, .dg = d->dg->p, .dskip = s->plain ? d->dskip->p : NULL};
-    RUN(h, mt_op_delta_rule_bwd, &b);
+    struct cut x[MAX_CUTS + 1];
+    struct mt_delta_rule_bwd b[MAX_CUTS + 1];
+    void *state = NULL, *gradient = NULL;
+    for (size_t at = 0; at < p->n; at += x[k++].n) {
+        x[k] = cut_of(p->cu, s->n_docs, s->cut, at);
+        struct mt_delta_rule a = {
+            .n = x[k].n, .n_docs = x[k].n_docs, .max_len = longest, .dtype = h->dtype, .plain = s->plain,
+            .skip = s->plain ? d->skip->p : NULL, .scale = (float)p->scale, .eps = (float)p->eps,
+            .cu_seqlens = buf_ints(h, x[k].cu, x[k].n_docs + 1)->p, .cu_seqlens_host = x[k].cu,
+            .q = rows_from(h, d->q, at, s->nk, s->dk), .k = rows_from(h, d->k, at, s->nk, s->dk),
+            .v = rows_from(h, d->v, at, s->nv, s->dv), .o = rows_from(h, d->o, at, s->nv, s->dv),
+            .beta = (float *)d->beta->p + at * s->nv, .g = (float *)d->g->p + at * s->nv,
+            .handed = {x[k].began ? state : NULL, x[k].goes_on ? buf_nan(h, MT_F32, states)->p : NULL}};
+        a.workspace = workspace(h, mt_op_delta_rule_workspace(h->dev, &a));
+        RUN(h, mt_op_delta_rule, &a);
+        state = a.handed.to;
+        a.handed.to = NULL;
+        b[k].fwd = a;
+    }
+    while (k-- > 0) {
+        size_t at = x[k].from;
+        b[k] = (struct mt_delta_rule_bwd){
+            .fwd = b[k].fwd, .d_o = rows_from(h, d->d_o, at, s->nv, s->dv), .dq = rows_from(h, d->dq, at, s->nk, s->dk),
+            .dk = rows_from(h, d->dk, at, s->nk, s->dk), .dv = rows_from(h, d->dv, at, s->nv, s->dv),
+            .dbeta = (float *)d->dbeta->p + at * s->nv, .dg = (float *)d->dg->p + at * s->nv,
+            .dskip = s->plain ? (float *)d->dskip->p + at * s->nv : NULL,
+            .handed = {x[k].goes_on ? gradient : NULL, x[k].began ? buf_nan(h, MT_F32, states)->p : NULL}};
+        RUN(h, mt_op_delta_rule_bwd, &b[k]);
+        gradient = b[k].handed.to;
+    }
 }
 
 static void make_problem(struct harness *h, struct problem *p, struct device_problem *d)
@@ -214,6 +262,7 @@ DEVICE_TEST(delta_rule_matches_the_recurrence)
     static const struct shape shapes[] = {
         {1, 1, 8, 8, 1, {1}, 0.1},           {2, 4, 16, 24, 3, {64, 1, 130}, 0.3}, {1, 3, 24, 8, 2, {63, 65}, 1},
         {3, 3, 40, 16, 4, {5, 2, 70, 128}, 20}, {1, 2, 128, 128, 1, {100}, 0.1},
+        {2, 4, 16, 24, 3, {90, 1, 130}, 0.3, .cut = {1, 70, 91, 190}}, {1, 3, 24, 8, 1, {240}, 1, .cut = {100, 239}},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
         rule_case(h, &shapes[i], 2e-6, 2e-6);
@@ -226,6 +275,7 @@ DEVICE_TEST(plain_rule_matches_the_recurrence)
         {1, 1, 8, 8, 1, {1}, 0.1, true},  {2, 4, 16, 24, 3, {64, 1, 130}, 0.3, true},
         {1, 19, 24, 8, 2, {63, 66}, 1, true}, {2, 32, 16, 8, 4, {5, 2, 70, 128}, 20, true},
         {1, 2, 128, 64, 1, {100}, 0.1, true},
+        {2, 20, 16, 24, 3, {90, 1, 130}, 0.3, true, {1, 70, 91, 190}},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
         rule_case(h, &shapes[i], 2e-6, 2e-6);
@@ -276,6 +326,28 @@ DEVICE_TEST(delta_rule_starts_anew_with_each_document)
 {
     starts_anew(h, 4, false);
     starts_anew(h, 20, true);
+}
+
+/* Cut at whole chunks of its tokens, each has the bits that it has uncut. */
+static void cut_at_chunks(struct harness *h, bool plain)
+{
+    struct problem p = {.s = {2, plain ? 20 : 4, 16, 24, 3, {130, 33, 140}, 0.2, plain}};
+    struct device_problem d, e;
+    make_problem(h, &p, &d);
+    run_rule(h, &p, &d);
+    e = d;
+    memcpy(p.s.cut, (const size_t[]){64, 163, 227, 0}, 4 * sizeof(size_t));
+    run_rule(h, &p, &e);
+    const struct dbuf *whole[] = {d.o, d.dq, d.dk, d.dv, d.dbeta, d.dg};
+    const struct dbuf *cut[] = {e.o, e.dq, e.dk, e.dv, e.dbeta, e.dg};
+    for (size_t i = 0; i < MT_ARRAY_LEN(whole); i++)
+        expect_close(h, "results in pieces", buf_get(h, cut[i]), buf_get(h, whole[i]), whole[i]->n, 0);
+}
+
+DEVICE_TEST(delta_rule_in_pieces_has_the_same_bits)
+{
+    cut_at_chunks(h, false);
+    cut_at_chunks(h, true);
 }
 
 /* Some rows of some documents, as an operation gets them: row i of document d of `whole`, which begins at cu[d]. */
@@ -399,29 +471,45 @@ static double sigmoid(double x)
     return 1 / (1 + exp(-x));
 }
 
-/* Heads of x and y lie in wider rows, apart. */
-static void conv_case(struct harness *h, size_t heads, size_t dim, size_t taps, size_t stride, bool biased)
+/* Heads of x and y lie in wider rows, apart. One head: there is no bias. */
+static void conv_case(struct harness *h, size_t heads, size_t dim, size_t taps, size_t stride, const size_t *cuts)
 {
     static const int32_t cu[] = {0, 3, 4, 70, 600};
     enum { N = 600, DOCS = 4 };
-    size_t c = heads * dim, ld = heads * stride + 3;
+    size_t c = heads * dim, ld = heads * stride + 3, tail = (taps - 1) * c + 1, e = mt_dtype_size(h->dtype), k = 0;
+    bool biased = heads > 1;
     double *x, *w, *dy, *dw0, *want = scratch(h, N * ld), *slope = scratch(h, N * c), *dx = scratch(h, N * ld);
     double *dw = scratch(h, c * taps), *bias, *db0, *db = scratch(h, c);
     struct dbuf *bbias = buf_random(h, h->dtype, c, 1, &bias), *bdb = buf_random(h, MT_F32, c, 1, &db0);
     struct dbuf *bx = buf_random(h, h->dtype, N * ld, 1, &x), *bw = buf_random(h, h->dtype, c * taps, 1, &w);
     struct dbuf *bdy = buf_random(h, h->dtype, N * c, 1, &dy), *bdw = buf_random(h, MT_F32, c * taps, 1, &dw0);
     double *zero = scratch(h, N * ld);
-    struct dbuf *y = buf_nan(h, h->dtype, N * c), *bdx = buf_values(h, h->dtype, N * ld, zero), *bcu = buf_ints(h, cu, DOCS + 1);
-    struct mt_heads in = {bx->p, ld, stride, heads, dim};
-    struct mt_short_conv a = {.n = N, .taps = taps, .n_docs = DOCS, .dtype = h->dtype, .cu_seqlens = bcu->p, .x = in,
-                              .y = mt_heads(y->p, c, heads, dim), .w = bw->p,
-                              .bias = biased ? bbias->p : NULL};
-    struct mt_short_conv_bwd b = {.fwd = a, .dy = mt_heads(bdy->p, c, heads, dim), .dx = in, .dw = bdw->p,
-                                  .dbias = biased ? bdb->p : NULL};
-    b.dx.p = bdx->p;
-    b.workspace = workspace(h, mt_op_short_conv_bwd_workspace(h->dev, &b));
-    RUN(h, mt_op_short_conv, &a);
-    RUN(h, mt_op_short_conv_bwd, &b);
+    struct dbuf *y = buf_nan(h, h->dtype, N * c), *bdx = buf_values(h, h->dtype, N * ld, zero);
+    struct cut pieces[MAX_CUTS + 1];
+    struct mt_short_conv all[MAX_CUTS + 1];
+    void *inputs = NULL, *slopes = NULL;
+    for (size_t at = 0; at < N; at += pieces[k++].n) {
+        struct cut p = pieces[k] = cut_of(cu, DOCS, cuts, at);
+        all[k] = (struct mt_short_conv){
+            .n = p.n, .taps = taps, .n_docs = p.n_docs, .dtype = h->dtype, .cu_seqlens = buf_ints(h, p.cu, p.n_docs + 1)->p,
+            .x = {(char *)bx->p + at * ld * e, ld, stride, heads, dim}, .y = rows_from(h, y, at, heads, dim), .w = bw->p,
+            .bias = biased ? bbias->p : NULL,
+            .handed = {p.began ? inputs : NULL, p.goes_on ? buf_nan(h, h->dtype, tail)->p : NULL}};
+        RUN(h, mt_op_short_conv, &all[k]);
+        inputs = all[k].handed.to;
+        all[k].handed.to = NULL;
+    }
+    while (k-- > 0) {
+        struct cut p = pieces[k];
+        struct mt_short_conv_bwd b = {
+            .fwd = all[k], .dy = rows_from(h, bdy, p.from, heads, dim), .dx = all[k].x, .dw = bdw->p,
+            .dbias = biased ? bdb->p : NULL,
+            .handed = {p.goes_on ? slopes : NULL, p.began ? buf_nan(h, MT_F32, tail)->p : NULL}};
+        b.dx.p = (char *)bdx->p + p.from * ld * e;
+        b.workspace = workspace(h, mt_op_short_conv_bwd_workspace(h->dev, &b));
+        RUN(h, mt_op_short_conv_bwd, &b);
+        slopes = b.handed.to;
+    }
     memcpy(dw, dw0, c * taps * sizeof(double));
     memcpy(db, db0, c * sizeof(double));
     for (size_t doc = 0; doc < DOCS; doc++)
@@ -449,11 +537,14 @@ static void conv_case(struct harness *h, size_t heads, size_t dim, size_t taps, 
 
 DEVICE_TEST(short_convolution_matches_the_definition)
 {
-    conv_case(h, 1, 8, 4, 8, false);
-    conv_case(h, 3, 72, 4, 80, true);
-    conv_case(h, 2, 130, 3, 130, false);
-    conv_case(h, 1, 5, 8, 7, true);
-    conv_case(h, 2, 9, 1, 9, false);
+    static const size_t cuts[] = {1, 2, 70, 333, 0}, few[] = {72, 75, 76, 80, 0};
+    conv_case(h, 1, 8, 4, 8, NULL);
+    conv_case(h, 3, 72, 4, 80, NULL);
+    conv_case(h, 1, 260, 3, 260, NULL);
+    conv_case(h, 2, 5, 8, 7, NULL);
+    conv_case(h, 1, 9, 1, 9, NULL);
+    conv_case(h, 3, 72, 4, 80, cuts);
+    conv_case(h, 2, 5, 8, 7, few);
 }
 
 DEVICE_TEST(gates_match_the_definition)

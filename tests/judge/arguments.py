@@ -33,7 +33,8 @@ BYTES = {
     "merge_adapter.inverse": "4 * a->of.rows", "merge_adapter.of.out": "e * a->rows * a->cols",
     "decode.codes": "1", "decode.scales": "1", "decode.nested_scales": "1", "decode.nested_map": "1024",
     "decode.nested_offset": "4", "decode.factor": "4", "carried.before": None, "carried.after": None,
-    "carried.past": None, "carried.place": None, # of generation, which is not judged
+    "carried.past": None, "carried.place": None, # of generation and of rows in chunks,
+    "handed.from": None, "handed.to": None, # which are not judged
     "packed_gemm.a": "2 * a->b.cols", "packed_gemm.bias": "2 * a->b.rows",
     "packed_gemm.c": "a->b.rows * mt_dtype_size(a->d_dtype)", "packed_gemm.d": "a->b.rows * mt_dtype_size(a->d_dtype)",
     "cross_entropy.few": "4 * a->n * a->n_few",

@@ -309,26 +309,41 @@ static void forward_chunk(struct work *w, const struct mt_delta_rule *a, size_t 
     }
 }
 
-/* States of the job's heads: begun with, or left. */
-static void carry(struct work *w, const struct mt_delta_rule *a, size_t doc, bool leave)
+/* States of the job's heads, or their gradients: what a document begins with; NULL: zeros. */
+static void take_over(const struct work *w, float *own, const float *from)
+{
+    memset(own, 0, w->heads * state_floats(w) * sizeof(float));
+    for (size_t i = 0; from && i < w->n_heads * w->dk; i++)
+        memcpy(own + i / w->dk * state_floats(w) + i % w->dk * w->wv, from + (w->first * w->dk + i) * w->dv,
+               w->dv * sizeof(float));
+}
+
+/* The same: what it leaves; NULL: nowhere. */
+static void leave(const struct work *w, const float *own, float *to)
+{
+    for (size_t i = 0; to && i < w->n_heads * w->dk; i++)
+        memcpy(to + (w->first * w->dk + i) * w->dv, own + i / w->dk * state_floats(w) + i % w->dk * w->wv,
+               w->dv * sizeof(float));
+}
+
+/* The states that a document begins with, and rows that are kept. */
+static void begin_states(struct work *w, const struct mt_delta_rule *a, size_t doc)
 {
     const struct mt_carried *x = &a->carried;
-    bool has = x->after && (leave || x->past[doc]);
-    if (!leave)
-        memset(w->state, 0, w->heads * state_floats(w) * sizeof(float));
-    if (!leave && has) {
+    const void *from = doc ? NULL : a->handed.from;
+    if (x->after && x->past[doc]) {
         w->old = (size_t)x->past[doc] % C;
-        w->before = (const char *)x->before + (size_t)x->place[doc] * x->ld_bytes;
+        from = w->before = (const char *)x->before + (size_t)x->place[doc] * x->ld_bytes;
         w->at = mt_delta_kept(a);
     }
-    for (size_t i = 0; has && i < w->n_heads * w->dk; i++) {
-        size_t at = (size_t)x->place[doc] * x->ld_bytes + (w->first * w->dk + i) * w->dv * sizeof(float);
-        float *own = w->state + i / w->dk * state_floats(w) + i % w->dk * w->wv;
-        if (leave)
-            memcpy((char *)x->after + at, own, w->dv * sizeof(float));
-        else
-            memcpy(own, (const char *)x->before + at, w->dv * sizeof(float));
-    }
+    take_over(w, w->state, from);
+}
+
+static void leave_states(const struct work *w, const struct mt_delta_rule *a, size_t doc)
+{
+    const struct mt_carried *x = &a->carried;
+    void *handed = doc + 1 == a->n_docs ? a->handed.to : NULL;
+    leave(w, w->state, x->after ? (void *)((char *)x->after + (size_t)x->place[doc] * x->ld_bytes) : handed);
 }
 
 static void forward_job(void *ctx, size_t i, int thread)
@@ -337,12 +352,12 @@ static void forward_job(void *ctx, size_t i, int thread)
     const struct mt_delta_rule *a = j->a;
     struct work w = work_of(j, i, thread);
     size_t doc = i / (n_jobs(a) / a->n_docs), begin = (size_t)a->cu_seqlens[doc], end = (size_t)a->cu_seqlens[doc + 1];
-    carry(&w, a, doc, false);
+    begin_states(&w, a, doc);
     for (size_t row = begin, some; row < end; row += some, w.old = 0) {
         some = MT_MIN(C - w.old, end - row);
         forward_chunk(&w, a, row, w.old + some);
     }
-    carry(&w, a, doc, true);
+    leave_states(&w, a, doc);
 }
 
 static void keep_row(char *to, const struct mt_heads *h, size_t row, size_t e)
@@ -582,13 +597,13 @@ static void backward_job(void *ctx, size_t i, int thread)
     size_t begin = (size_t)a->cu_seqlens[doc], end = (size_t)a->cu_seqlens[doc + 1];
     enum { LONG = SEGMENT * C };
     size_t segments = mt_div_up(end - begin, (size_t)LONG);
-    memset(w.state, 0, one * sizeof(float));
+    begin_states(&w, a, doc);
     for (size_t k = 0; k < segments; k++) {
         memcpy(w.starts + k * one, w.state, one * sizeof(float));
         if (k + 1 < segments)
             make_states(&w, a, begin + k * LONG, begin + (k + 1) * LONG, NULL);
     }
-    memset(w.ds, 0, one * sizeof(float));
+    take_over(&w, w.ds, doc + 1 == a->n_docs ? j->b->handed.from : NULL);
     for (size_t k = segments; k-- > 0;) {
         size_t from = begin + k * LONG, to = MT_MIN(end, from + LONG);
         memcpy(w.state, w.starts + k * one, one * sizeof(float));
@@ -596,6 +611,7 @@ static void backward_job(void *ctx, size_t i, int thread)
         for (size_t n = mt_div_up(to - from, (size_t)C); n-- > 0;)
             backward_chunk(&w, j->b, from + n * C, MT_MIN((size_t)C, to - from - n * C), w.kept + n * one);
     }
+    leave(&w, w.ds, doc ? NULL : j->b->handed.to);
 }
 
 /* A head of a row: the sums of its jobs, in order. */

@@ -83,9 +83,11 @@ static const void *earlier(const struct mt_short_conv *a, const struct piece *p,
     *at = mt_heads_at(&a->x, (size_t)a->cu_seqlens[doc] + i - back, p->head) + p->first;
     if (i >= back)
         return a->x.p;
-    if (!c->after || i + (size_t)c->past[doc] < back)
-        return NULL;
     *at = ((a->taps - 1 + i - back) * a->x.n + p->head) * a->x.dim + p->first;
+    if (!c->after)
+        return doc ? NULL : a->handed.from;
+    if (i + (size_t)c->past[doc] < back)
+        return NULL;
     return (const char *)c->before + (size_t)c->place[doc] * c->ld_bytes;
 }
 
@@ -102,17 +104,21 @@ static void sum_row(const struct mt_short_conv *a, const struct piece *p, size_t
     }
 }
 
-/* The last rows of a document, to where its next tokens find them: no row is overwritten before it is read. */
+/* The last rows of a document, or of the one that is handed on, to where its next tokens find them: no row is
+ * overwritten before it is read. */
 static void leave_chunk(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
     const struct mt_short_conv *a = j->a;
-    size_t per = a->x.n * j->pieces, doc = chunk / per, e = mt_dtype_size(a->dtype), from;
+    size_t per = a->x.n * j->pieces, e = mt_dtype_size(a->dtype), from;
+    size_t doc = a->carried.after ? chunk / per : a->n_docs - 1;
     size_t rows = (size_t)(a->cu_seqlens[doc + 1] - a->cu_seqlens[doc]);
     struct piece p = {.head = chunk % per / j->pieces, .first = chunk % per % j->pieces * PIECE};
     p.n = MT_MIN((size_t)PIECE, a->x.dim - p.first);
     for (size_t k = 0; k + 1 < a->taps; k++) {
-        char *to = (char *)a->carried.after + (size_t)a->carried.place[doc] * a->carried.ld_bytes;
+        char *to = a->handed.to;
+        if (a->carried.after)
+            to = (char *)a->carried.after + (size_t)a->carried.place[doc] * a->carried.ld_bytes;
         const void *x = earlier(a, &p, doc, rows, a->taps - 1 - k, &from);
         to += ((k * a->x.n + p.head) * a->x.dim + p.first) * e;
         if (x)
@@ -143,8 +149,8 @@ void mt_cpu_run_short_conv(struct mt_cpu_device *d, const struct mt_short_conv *
 {
     struct job j = {.a = a, .pieces = mt_div_up(a->x.dim, PIECE)};
     mt_pool_run(d->pool, forward_chunk, &j, mt_div_up(a->n, ROWS) * a->x.n * j.pieces);
-    if (a->carried.after)
-        mt_pool_run(d->pool, leave_chunk, &j, a->n_docs * a->x.n * j.pieces);
+    if (a->carried.after || a->handed.to)
+        mt_pool_run(d->pool, leave_chunk, &j, (a->carried.after ? a->n_docs : 1) * a->x.n * j.pieces);
 }
 
 size_t mt_cpu_short_conv_bwd_workspace(const struct mt_device_limits *, const struct mt_short_conv_bwd *b)
@@ -152,29 +158,55 @@ size_t mt_cpu_short_conv_bwd_workspace(const struct mt_device_limits *, const st
     return mt_div_up(b->fwd.n, ROWS) * b->fwd.x.n * b->fwd.x.dim * (b->fwd.taps + 1) * sizeof(float);
 }
 
-/* ds of a row. */
+/* Of what backward hands on, the piece's channels in row i. */
+static size_t handed_at(const struct mt_short_conv *a, const struct piece *p, size_t i)
+{
+    return (i * a->x.n + p->head) * a->x.dim + p->first;
+}
+
+/* ds of a row; after the last one of its rows in the next piece. */
 static void slope_row(const struct mt_short_conv_bwd *b, const struct piece *p, size_t row, size_t doc, float *ds)
 {
     float tmp[PIECE];
+    if (row >= b->fwd.n) {
+        const float *next = b->handed.from;
+        for (size_t c = 0; c < p->n; c++)
+            ds[c] = next ? next[handed_at(&b->fwd, p, row - b->fwd.n) + c] : 0;
+        return;
+    }
     sum_row(&b->fwd, p, row, doc, ds);
     size_t at = mt_heads_at(&b->dy, row, p->head) + p->first;
     silu_slope(ds, mt_cpu_row_f32(b->fwd.dtype, b->dy.p, at, p->n, tmp), p->n);
 }
 
 /* What ds of a row adds to dw, [tap][channel], and after the taps to dbias. */
-static void add_weight_gradient(const struct mt_short_conv *a, const struct piece *p, size_t row, size_t begin,
+static void add_weight_gradient(const struct mt_short_conv *a, const struct piece *p, size_t row, size_t doc,
                                 const float *ds, float dw[][PIECE])
 {
     float tmp[PIECE];
     for (size_t c = 0; c < p->n; c++)
         dw[a->taps][c] += ds[c];
     for (size_t k = 0; k < a->taps; k++) {
-        size_t back = a->taps - 1 - k;
-        if (row < begin + back)
-            continue;
-        size_t at = mt_heads_at(&a->x, row - back, p->head) + p->first;
-        multiply_add(dw[k], ds, mt_cpu_row_f32(a->dtype, a->x.p, at, p->n, tmp), p->n);
+        size_t at;
+        const void *x = earlier(a, p, doc, row - (size_t)a->cu_seqlens[doc], a->taps - 1 - k, &at);
+        if (x)
+            multiply_add(dw[k], ds, mt_cpu_row_f32(a->dtype, x, at, p->n, tmp), p->n);
     }
+}
+
+/* Whether the document has the row, here or in the next piece. */
+static bool has_row(const struct mt_short_conv_bwd *b, size_t doc, size_t row)
+{
+    return row < (size_t)b->fwd.cu_seqlens[doc + 1] || (b->handed.from && doc + 1 == b->fwd.n_docs);
+}
+
+/* ds of the first rows, for the piece before. */
+static void hand_on(const struct mt_short_conv_bwd *b, const struct piece *p, float ds[][PIECE])
+{
+    float *to = b->handed.to;
+    for (size_t i = 0; i + 1 < b->fwd.taps; i++)
+        for (size_t c = 0; c < p->n; c++)
+            to[handed_at(&b->fwd, p, i) + c] = has_row(b, 0, i) ? ds[i][c] : 0;
 }
 
 /* Rows [first, end), whose ds and that of the rows after them are in `ds`. */
@@ -182,20 +214,22 @@ static void backward_tile(const struct mt_short_conv_bwd *b, const struct piece 
                           float ds[][PIECE], float dw[][PIECE])
 {
     const struct mt_short_conv *a = &b->fwd;
-    size_t doc = doc_of(a, first), last = MT_MIN(a->n, end + a->taps - 1);
-    for (size_t r = first, d = doc; r < last; r++) {
-        while (r >= (size_t)a->cu_seqlens[d + 1])
+    size_t doc = doc_of(a, first);
+    for (size_t r = first, d = doc; r < end + a->taps - 1; r++) {
+        while (r < a->n && r >= (size_t)a->cu_seqlens[d + 1])
             d++;
         slope_row(b, p, r, d, ds[r - first]);
         if ((b->dw || b->dbias) && r < end)
-            add_weight_gradient(a, p, r, (size_t)a->cu_seqlens[d], ds[r - first], dw);
+            add_weight_gradient(a, p, r, d, ds[r - first], dw);
     }
+    if (!first && b->handed.to)
+        hand_on(b, p, ds);
     for (size_t r = first; r < end; r++) {
         float dx[PIECE] = {0};
         while (r >= (size_t)a->cu_seqlens[doc + 1])
             doc++;
         for (size_t k = 0; k < a->taps; k++)
-            if (r + a->taps - 1 - k < (size_t)a->cu_seqlens[doc + 1])
+            if (has_row(b, doc, r + a->taps - 1 - k))
                 multiply_add(dx, p->w[k], ds[r - first + a->taps - 1 - k], p->n);
         mt_cpu_store_row(a->dtype, b->dx.p, mt_heads_at(&b->dx, r, p->head) + p->first, p->n, dx);
     }

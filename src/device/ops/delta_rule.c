@@ -9,6 +9,7 @@ static const char *check_inputs(const struct mt_delta_rule *a)
     MT_OP_NEED(a->q.n && a->q.n == a->k.n && a->q.dim == a->k.dim && a->v.n % a->k.n == 0);
     MT_OP_NEED(heads_apart(&a->q) && heads_apart(&a->k) && heads_apart(&a->v) && a->scale > 0);
     MT_OP_NEED(a->plain || a->eps > 0);
+    MT_OP_NEED(not_both(&a->carried, &a->handed));
     MT_OP_NEED(a->beta && a->g && a->workspace && a->cu_seqlens && a->cu_seqlens_host && a->n_docs);
     MT_OP_NEED(a->cu_seqlens_host[0] == 0 && (size_t)a->cu_seqlens_host[a->n_docs] == a->n);
     for (size_t i = 0; i < a->n_docs; i++)
@@ -33,7 +34,7 @@ static const char *check_delta_rule_bwd(const struct mt_delta_rule_bwd *b)
     MT_OP_NEED(heads_apart(&b->d_o) && heads_apart(&b->dq) && heads_apart(&b->dk) && heads_apart(&b->dv));
     MT_OP_NEED(heads_alike(&b->d_o, &a->v) && heads_alike(&b->dv, &a->v));
     MT_OP_NEED(heads_alike(&b->dq, &a->q) && heads_alike(&b->dk, &a->k) && b->dbeta && b->dg);
-    MT_OP_NEED((!a->skip || b->dskip) && !a->carried.after);
+    MT_OP_NEED((!a->skip || b->dskip) && !a->carried.after && !a->handed.to);
     return NULL;
 }
 
@@ -48,8 +49,13 @@ static double work(const struct mt_delta_rule *a, bool bwd)
     return bwd ? 2 * forward + 6 * k * v + c * (3.5 * v + 5.5 * k) : forward;
 }
 
-/* dim[1] is the longest document plus one, as of attention. */
-static void count(const struct mt_delta_rule *a, bool bwd, struct mt_metered *out)
+static size_t n_handed(const struct mt_handed *x)
+{
+    return (size_t)(x->from != NULL) + (size_t)(x->to != NULL);
+}
+
+/* dim[1] is the longest document plus one, as of attention. n_states: those that documents begin with, or leave. */
+static void count(const struct mt_delta_rule *a, size_t n_states, bool bwd, struct mt_metered *out)
 {
     double heads = (double)(a->k.n * a->k.dim * 2 + a->v.n * a->v.dim * 2);
     out->flags = a->plain ? MT_METER_PLAIN : 0;
@@ -57,17 +63,17 @@ static void count(const struct mt_delta_rule *a, bool bwd, struct mt_metered *ou
     out->flops = 2 * (double)a->n * (double)a->v.n * work(a, bwd);
     out->bytes = (double)a->n * heads * (double)mt_dtype_size(a->dtype) * (bwd ? 2 : 1) +
                  (bwd ? 4 : 2) * mt_op_bytes(a->n, a->v.n, MT_F32) +
-                 (a->carried.after ? 2 * mt_op_bytes(a->n_docs * a->v.n, a->k.dim * a->v.dim, MT_F32) : 0);
+                 mt_op_bytes(n_states * a->v.n, a->k.dim * a->v.dim, MT_F32);
 }
 
 static void cost_delta_rule(const struct mt_delta_rule *a, struct mt_metered *out)
 {
-    count(a, false, out);
+    count(a, a->carried.after ? 2 * a->n_docs : n_handed(&a->handed), false, out);
 }
 
 static void cost_delta_rule_bwd(const struct mt_delta_rule_bwd *b, struct mt_metered *out)
 {
-    count(&b->fwd, true, out);
+    count(&b->fwd, n_handed(&b->fwd.handed) + n_handed(&b->handed), true, out);
 }
 
 static struct mt_delta_rule example(mt_example *x, const struct mt_metered *shape)

@@ -64,6 +64,11 @@ static inline bool carried_or_none(const struct mt_carried *c)
     return !c->after || (c->before && c->past && c->place);
 }
 
+static inline bool not_both(const struct mt_carried *c, const struct mt_handed *h)
+{
+    return !c->after || (!h->from && !h->to);
+}
+
 /** Are these heads in rows without an element in common? */
 static inline bool heads_apart(const struct mt_heads *h)
 {

@@ -15,6 +15,7 @@ static size_t inputs(struct mt_op_walk *w, struct mt_short_conv *a)
     MT_ARRAY(w, a->w, READ | LOOSE, t, c * a->taps, 0);
     MT_HEADS(w, a->x, FRESH, t, a->n, 1, c, 1);
     MT_NEED(w, a->taps && a->taps <= MT_CONV_MAX_TAPS && a->cu_seqlens && a->n_docs);
+    MT_NEED(w, not_both(&a->carried, &a->handed));
     return c;
 }
 
@@ -36,7 +37,7 @@ static void short_conv_bwd(struct mt_op_walk *w, struct mt_short_conv_bwd *b)
     MT_HEADS(w, b->dx, WRITE, a->dtype, a->n, 1, c, 1);
     MT_ARRAY(w, b->dw, UPDATE | OPTIONAL | LOOSE, MT_F32, c * a->taps, 0);
     MT_NEED(w, heads_alike(&a->x, &b->dy) && heads_alike(&a->x, &b->dx) && b->dx.p != b->dy.p && b->dx.p != a->x.p);
-    MT_NEED(w, !a->carried.after);
+    MT_NEED(w, !a->carried.after && !a->handed.to);
     MT_WORKSPACE(w, b, b->dw || b->dbias);
 }
 
