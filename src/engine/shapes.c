@@ -166,14 +166,15 @@ static void describe_cache(struct mt_unit_shape *s, const struct mt_engine_plan 
     s->cache_stays = is_among(plan->n_caches_stay, unit, p->layout->n_units);
 }
 
-/* The keys and values of a row that is computed in chunks. */
+/* What a row that is computed in chunks keeps. */
 static void describe_keys(struct mt_unit_shape *s, const struct mt_engine_params *p, size_t unit)
 {
-    size_t elems = mt_unit_cache(p->layout, unit, MT_F32, 1).bytes / sizeof(float) * p->max_len;
-    if (mt_row_chunks(&p->numerics) == 1)
+    size_t chunks = mt_row_chunks(&p->numerics);
+    struct mt_unit_row row = mt_unit_row(p->layout, unit, p->numerics.dtype, p->max_len, chunks);
+    if (chunks == 1)
         return;
-    s->key_bytes = elems * mt_dtype_size(p->numerics.dtype);
-    s->dkey_bytes = elems * sizeof(float);
+    s->key_bytes = row.bytes;
+    s->dkey_bytes = row.gradient_bytes;
 }
 
 void mt_engine_describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)

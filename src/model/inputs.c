@@ -187,6 +187,7 @@ static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
     dev->max_len = b->max_doc_len;
     dev->row_before = b->row_before;
     dev->doc_before = b->doc_before;
+    dev->doc_after = b->doc_after;
     dev->n_loss = b->n_loss;
     dev->n_runs = b->n_runs;
     dev->cu_seqlens_host = host.cu_seqlens;

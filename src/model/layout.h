@@ -322,11 +322,17 @@ struct mt_unit_cache {
     size_t inputs; /* where these begin, in bytes */
 };
 struct mt_unit_cache mt_unit_cache(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t block);
+/** What a row that is computed in chunks keeps of a unit: keys and values of all its tokens, or what a recurrence and
+ * its convolution hand on after each chunk but the last; and gradients of these, or those that two chunks hand on. */
+struct mt_unit_row {
+    size_t bytes, gradient_bytes; /* 0: nothing */
+};
+struct mt_unit_row mt_unit_row(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t tokens,
+                               size_t chunks);
 /** Whether a cache is all that texts of up to max_len tokens need of their earlier ones: no rotary embedding depends on
  * such a length. */
 bool mt_layout_caches(const struct mt_layout *l, size_t max_len);
-/** What keeps rows of up to max_len tokens from being computed in chunks, which have earlier ones' keys and values alone.
- * NULL: nothing. */
+/** What keeps rows of up to max_len tokens from being computed in chunks; NULL: nothing. */
 const char *mt_layout_unchunked(const struct mt_layout *l, size_t max_len);
 /** Which of mt_layout.segment it is; n_segments: none. */
 size_t mt_segment_find(const struct mt_layout *l, const struct mt_segment *s);

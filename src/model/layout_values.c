@@ -155,17 +155,19 @@ size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtyp
 struct mt_unit_cache mt_recipe_cache(const struct mt_recipe *r, enum mt_dtype dtype, size_t block)
 {
     struct mt_unit_cache c = {.window = (size_t)r->spec->window};
-    size_t states = 0, keys = 0, channels = 0;
+    struct mt_delta_kept kept = {0};
+    size_t keys = 0, channels = 0;
     for (int k = 0; k < r->n_nodes; k++) {
         const struct mt_node *n = &r->node[k];
         if (n->rule == &mt_rule_attend)
             keys += mt_view_width(&n->in[1]) + mt_view_width(&n->in[2]);
         else if (n->rule == &mt_rule_delta)
-            states = mt_delta_kept(&(struct mt_delta_rule){.dtype = dtype, .k = mt_rule_shape(r, &n->in[1]),
-                                                           .v = mt_rule_shape(r, &n->in[2])}).bytes;
+            kept = mt_delta_kept(&(struct mt_delta_rule){.dtype = dtype, .k = mt_rule_shape(r, &n->in[1]),
+                                                         .v = mt_rule_shape(r, &n->in[2])});
         else if (n->rule == &mt_rule_short_conv)
             channels = r->value[n->out[0].value].width;
     }
+    size_t states = block ? kept.bytes : kept.k; /* between chunks of a row no rows are kept */
     c.kind = states ? MT_CACHE_STATES : c.window ? MT_CACHE_WINDOW : MT_CACHE_ALL;
     c.inputs = mt_align_up(states, (size_t)64);
     channels *= states ? (size_t)r->spec->delta.taps - 1 : 0;
@@ -185,16 +187,14 @@ struct mt_unit_cache mt_unit_cache(const struct mt_layout *l, size_t unit, enum 
     return c;
 }
 
-/* An operation that reads more of earlier tokens than keys and values; NULL: there is none. */
-static const char *recurrence(const struct mt_layout *l)
+struct mt_unit_row mt_unit_row(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t tokens,
+                               size_t chunks)
 {
-    for (size_t i = 0; i < l->n_parts; i++) {
-        const struct mt_recipe *r = l->parts[i].recipe;
-        for (int k = 0; r && k < r->n_nodes; k++)
-            if (r->node[k].rule == &mt_rule_short_conv || r->node[k].rule == &mt_rule_delta)
-                return r->node[k].rule->name;
-    }
-    return NULL;
+    struct mt_unit_cache c = mt_unit_cache(l, unit, dtype, 0), gradient = mt_unit_cache(l, unit, MT_F32, 0);
+    if (c.kind == MT_CACHE_STATES)
+        return (struct mt_unit_row){(chunks - 1) * c.bytes, 2 * gradient.bytes};
+    return (struct mt_unit_row){mt_unit_cache(l, unit, dtype, tokens).bytes,
+                                mt_unit_cache(l, unit, MT_F32, tokens).bytes};
 }
 
 bool mt_layout_caches(const struct mt_layout *l, size_t max_len)
@@ -212,7 +212,7 @@ const char *mt_layout_unchunked(const struct mt_layout *l, size_t max_len)
     for (int i = 0; i < l->cfg.n_ropes; i++)
         if (mt_rope_lengths(&l->cfg.rope[i], max_len, &limit) == MT_ROPE_A_TABLE_EACH)
             return "a rotary embedding that has other angles for each length";
-    return recurrence(l);
+    return NULL;
 }
 
 size_t mt_segment_find(const struct mt_layout *l, const struct mt_segment *s)

@@ -5,16 +5,40 @@
 #include "base/mem.h"
 #include "model/rule.h"
 
+/* Where inputs of the convolution from column `first` on lie in what is carried or handed on. */
+static size_t inputs_at(const struct mt_rule_run *r, const struct mt_unit_cache *of, size_t first, enum mt_dtype dtype)
+{
+    return of->inputs + first * ((size_t)r->recipe->spec->delta.taps - 1) * mt_dtype_size(dtype);
+}
+
 /* What earlier tokens left for the states, or for inputs of the convolution from column `first` on; in place. */
 static struct mt_carried carried(const struct mt_rule_run *r, bool inputs, size_t first)
 {
     char *cache = mt_value(r->run, MT_ROLE_CACHE);
-    struct mt_unit_cache of = mt_recipe_cache(r->recipe, r->m->dt, 0);
-    size_t taps = (size_t)r->recipe->spec->delta.taps;
+    struct mt_unit_cache of = mt_recipe_cache(r->recipe, r->m->dt, 1);
     if (!cache)
         return (struct mt_carried){.after = NULL};
-    cache += inputs ? of.inputs + first * (taps - 1) * mt_dtype_size(r->m->dt) : 0;
+    cache += inputs ? inputs_at(r, &of, first, r->m->dt) : 0;
     return (struct mt_carried){cache, cache, of.bytes, r->run->in->past, r->run->in->table[MT_CACHE_STATES]};
+}
+
+/* The same from chunk to chunk of a row: what each left but the last lies one after the other; what backward leaves in
+ * turn in two places. When a chunk is made again for backward, it was left. */
+static struct mt_handed handed(const struct mt_rule_run *r, bool inputs, size_t first, bool backward)
+{
+    const struct mt_micro_inputs *in = r->run->in;
+    enum mt_dtype dtype = backward ? MT_F32 : r->m->dt;
+    char *p = mt_value(r->run, backward ? MT_ROLE_DKEYS : MT_ROLE_KEYS);
+    if (!p)
+        return (struct mt_handed){.to = NULL};
+    struct mt_unit_cache of = mt_recipe_cache(r->recipe, dtype, 0);
+    size_t chunk = r->run->of->mb % (r->m->p.row_tokens / r->m->p.max_tokens);
+    p += inputs ? inputs_at(r, &of, first, dtype) : 0;
+    if (backward)
+        return (struct mt_handed){in->doc_after ? p + (chunk + 1) % 2 * of.bytes : NULL,
+                                  in->doc_before ? p + chunk % 2 * of.bytes : NULL};
+    return (struct mt_handed){in->doc_before ? p + (MT_MAX(chunk, (size_t)1) - 1) * of.bytes : NULL,
+                              in->doc_after && !r->run->dx ? p + chunk * of.bytes : NULL};
 }
 
 /* --- short convolutions of queries, keys and values: in[i] -> out[i], whose columns are the channels */
@@ -29,7 +53,7 @@ static struct mt_short_conv conv_args(const struct mt_rule_run *r, int i)
                                   .cu_seqlens = r->run->in->cu_seqlens, .x = r->in[i], .y = r->out[i],
                                   .w = mt_elem(r->m, mt_rule_weight(r, 0), at * taps),
                                   .bias = bias ? mt_elem(r->m, bias, at) : NULL,
-                                  .carried = carried(r, true, at)};
+                                  .carried = carried(r, true, at), .handed = handed(r, true, at, false)};
 }
 
 static int conv(const struct mt_rule_run *r, struct mt_err *err)
@@ -50,6 +74,7 @@ static int conv_backward(const struct mt_rule_run *r, struct mt_err *err)
         size_t at = r->node->out[i].first, taps = (size_t)r->recipe->spec->delta.taps;
         struct mt_short_conv_bwd a = {.fwd = conv_args(r, i), .dy = r->d_out[i], .dx = r->d_in[i],
                                       .dw = dw ? dw + at * taps : NULL, .dbias = dbias ? dbias + at : NULL,
+                                      .handed = handed(r, true, at, true),
                                       .workspace = r->m->own.workspace};
         rc = mt_op_short_conv_bwd(r->m->dev, &a, err);
     }
@@ -120,7 +145,8 @@ static struct mt_delta_rule rule_args(const struct mt_rule_run *r)
                                   .skip = plain ? mt_rule_weight(r, 0) : NULL, .cu_seqlens = r->run->in->cu_seqlens,
                                   .cu_seqlens_host = r->run->in->cu_seqlens_host, .q = r->in[0], .k = r->in[1],
                                   .v = r->in[2], .o = r->out[0], .beta = r->in[3].p, .g = r->in[4].p,
-                                  .workspace = r->workspace, .carried = carried(r, false, 0)};
+                                  .workspace = r->workspace, .carried = carried(r, false, 0),
+                                  .handed = handed(r, false, 0, false)};
 }
 
 MT_RULE_RUNS(rule, delta_rule, rule_args)
@@ -128,7 +154,8 @@ MT_RULE_RUNS(rule, delta_rule, rule_args)
 static int rule_backward(const struct mt_rule_run *r, struct mt_err *err)
 {
     struct mt_delta_rule_bwd a = {.fwd = rule_args(r), .d_o = r->d_out[0], .dq = r->d_in[0], .dk = r->d_in[1],
-                                  .dv = r->d_in[2], .dbeta = r->d_in[3].p, .dg = r->d_in[4].p, .dskip = r->d_in[5].p};
+                                  .dv = r->d_in[2], .dbeta = r->d_in[3].p, .dg = r->d_in[4].p, .dskip = r->d_in[5].p,
+                                  .handed = handed(r, false, 0, true)};
     return mt_op_delta_rule_bwd(r->m->dev, &a, err);
 }
 

@@ -93,7 +93,7 @@ static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
         rc = cache->slots ? mt_batch_go_on(b, past, ids, len, true, err) : mt_batch_add(b, ids, NULL, len, 0, err);
     }
     free(ids);
-    b->row_before = b->doc_before = (chunks - 1) * len / 2;
+    b->row_before = b->doc_before = b->doc_after = (chunks - 1) * len / 2;
     b->max_doc_len += b->doc_before;
     return rc ? rc : mt_batch_seal(b, err);
 }

@@ -494,7 +494,7 @@ static bool can_be_in_files(const struct mt_unit *u)
     return u->n_in_planes[MT_RANGE_IN_FILE] || u->n_in_planes[MT_RANGE_IN_FILE_WIDE] || u->packed_in_files;
 }
 
-/* Refuses chunks of rows in layers that would have to carry more than keys and values from one to the next. */
+/* Refuses chunks of rows where layers would not compute what they do of whole ones. */
 static int check_chunks(const struct mt_plan_request *r, struct mt_err *err)
 {
     const struct mt_layout *l = r->layout;

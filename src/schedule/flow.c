@@ -200,7 +200,7 @@ static void use_cache(struct flow *d, size_t u)
     use(&s->forward, MT_ROLE_CACHE, cache, MT_UPDATE);
 }
 
-/* Keys and values of a row in chunks, to which each chunk adds its own, and of whose gradients it has a part. */
+/* What a row in chunks keeps (struct mt_unit_row): each chunk adds its own, and has a part of the gradients. */
 static void use_keys(struct flow *d, size_t u)
 {
     struct mt_unit_shape *s = &d->units[u];

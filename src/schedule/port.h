@@ -54,8 +54,8 @@ enum mt_reach {
     ROW(RECORD_3, RECORD, MICROBATCH, UNIT)                                                                            \
     ROW(RESIDUAL, ROWS, GROUP, LAYER)      /* what came to the router, if the layer's end needs it */                  \
     ROW(ROUNDED, ROWS, GROUP, LAYER)       /* the sum, if backward needs it */                                         \
-    ROW(KEYS, KEYS, ONE_ROW, UNIT)         /* keys and values of a row, if micro-batches are chunks of it */           \
-    ROW(DKEYS, DKEYS, ONE_ROW, UNIT)       /* sums of their gradients in FP32 */
+    ROW(KEYS, KEYS, ONE_ROW, UNIT)         /* what a row in chunks keeps: keys and values, or states */                \
+    ROW(DKEYS, DKEYS, ONE_ROW, UNIT)       /* their gradients in FP32 */
 
 /** Role of a value in an operation, by which the executor and the model find its buffer. */
 enum mt_role {

@@ -104,7 +104,7 @@ enum mt_pool_id {
     MT_POOL_SPILLED_ROWS,
     MT_POOL_SPILLED_SUM,
     MT_POOL_SPILLED_ROUTING,
-    MT_POOL_KEYS,          /* device: keys and values of rows in chunks; sums of their gradients */
+    MT_POOL_KEYS,          /* device: keys and values of rows in chunks, or states; their gradients */
     MT_POOL_DKEYS,
     MT_POOL_SPILLED_KEYS,
     MT_POOL_SPILLED_DKEYS,
@@ -145,7 +145,7 @@ enum mt_object_kind {
     MT_OBJ_CAST,     /* gradient as cast, to be stored */
     MT_OBJ_MOMENTS,  /* of a unit: the optimizer states by which the device makes a direction of the gradient */
     MT_OBJ_CACHE,    /* of a unit: keys and values of sequences, for their next tokens, in any number of programs */
-    MT_OBJ_KEYS,     /* of a unit and a row: keys and values of its chunks, each of which adds its own */
+    MT_OBJ_KEYS,     /* of a unit and a row: keys and values of its chunks, or states: each adds its own */
     MT_OBJ_DKEYS,    /* FP32 sums of their gradients, to which each chunk adds from the last to the first */
     /* in host staging: */
     MT_OBJ_STATE,    /* a piece of a unit's planes that only updates use */

@@ -82,7 +82,7 @@ struct mt_unit_shape {
     size_t adapter_link_bytes; /* of a load of it, which follows each update */
     bool weights_stay;         /* keep their buffer for the run, in which nothing changes them: they are loaded once */
     size_t cache_bytes;        /* of a buffer of what generation keeps of earlier tokens; 0: none */
-    size_t key_bytes, dkey_bytes; /* of the keys and values of a row in chunks, and of their FP32 gradients; 0: none */
+    size_t key_bytes, dkey_bytes; /* of what a row in chunks keeps, and its gradients (struct mt_unit_row); 0: none */
     bool cache_stays;          /* it keeps its buffer for the run */
     uint8_t cache_kind;        /* enum mt_cache_kind: buffers of a kind are as large */
     size_t grad_elems;     /* of its FP32 gradient on the device */

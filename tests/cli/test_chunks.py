@@ -16,7 +16,10 @@ LATENT = {"num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 24, "qk
           "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
           "topk_method": "group_limited_greedy", "moe_intermediate_size": 16, "n_shared_experts": 2, "first_k_dense_replace": 1,
           "routed_scaling_factor": 2.0, "norm_topk_prob": False}
-FAMILIES = {"llama": {}, "mistral": {}, "gpt_oss": {}, "qwen3_moe": {}, "gemma3_text": {}, "deepseek_v2": LATENT}
+MAMBA = {"layer_types": ["mamba", "attention"], "mamba_n_heads": 16, "mamba_n_groups": 1, "mamba_d_state": 16,
+         "mamba_d_head": 8, "mamba_d_conv": 4, "mamba_expand": 2, "shared_intermediate_size": 40}
+FAMILIES = {"llama": {}, "mistral": {}, "gpt_oss": {}, "qwen3_moe": {}, "gemma3_text": {}, "qwen3_5_text": {},
+            "deepseek_v2": LATENT, "granitemoehybrid": MAMBA}
 
 
 def setting(tmp, family, **over):
@@ -86,7 +89,13 @@ def least_budget(tmp, model, data, over):
 
 
 def placements_change_no_bit(tmp):
-    model, data = setting(tmp, "gpt_oss")
+    for family in ("gpt_oss", "qwen3_5_text"):
+        every_placement(os.path.join(tmp, family), family)
+
+
+def every_placement(tmp, family):
+    os.mkdir(tmp)
+    model, data = setting(tmp, family)
     common = keys(32, train__groups=2, train__clip="unit", train__steps=4)
     result = lambda out: (losses(out), planes(os.path.join(out, "checkpoint-4")))
     plain = result(run_in(tmp, "plain", model, data, common))
@@ -129,12 +138,10 @@ def json_lines(text):
 
 def what_chunks_cannot_do_is_refused(tmp):
     model, data = setting(tmp, "llama")
-    other = write_model(os.path.join(tmp, "delta"), config("qwen3_5_text"))
-    for m, over, words in ((model, keys(48), "divide data.seq_len = 256: set it to 32"),
-                           (model, keys(64, train__micro_batch=2), "train.micro_batch = 1"),
-                           (model, keys(64, train__groups=4, train__batch_size=6), "train.groups = 4"),
-                           (other, keys(64), "set train.chunk = 0")):
-        ini = write_ini(os.path.join(tmp, "bad.ini"), base(m, data, os.path.join(tmp, "bad"), **over))
+    for over, words in ((keys(48), "divide data.seq_len = 256: set it to 32"),
+                        (keys(64, train__micro_batch=2), "train.micro_batch = 1"),
+                        (keys(64, train__groups=4, train__batch_size=6), "train.groups = 4")):
+        ini = write_ini(os.path.join(tmp, "bad.ini"), base(model, data, os.path.join(tmp, "bad"), **over))
         said = megatrain("run", ini, expect=2).stderr
         assert words in said and "train.chunk = " in said, said
 
