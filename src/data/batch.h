@@ -21,6 +21,8 @@ struct mt_rollout {
     double advantage; /* NaN: its tokens have their own */
     double reward, deviation; /* its own, and that of its group's rewards */
     bool truncated, left_out, dropped; /* cut off; its tokens weigh nothing; nor does its reward count */
+    bool began;  /* of a chunk: in one before, which counts it */
+    size_t rows; /* all its loss rows, in whichever chunks */
 };
 
 /** What a document is to an objective. */
@@ -85,7 +87,7 @@ struct mt_doc {
 };
 int mt_batch_add_as(struct mt_batch *b, const struct mt_doc *as, const uint32_t *ids, const uint8_t *trained, size_t n,
                     struct mt_err *err);
-/** Makes *chunk of tokens [from, to) of a micro-batch of one row, which stays. Not of answers, rollouts or a teacher's. */
+/** Makes *chunk of tokens [from, to) of a micro-batch of one row, which stays. Not of answers. */
 void mt_batch_cut(struct mt_batch *chunk, const struct mt_batch *row, size_t from, size_t to);
 /** Lengthens the last document to n tokens of the micro-batch, by tokens that nothing depends on. */
 void mt_batch_pad(struct mt_batch *b, size_t n);

@@ -324,6 +324,15 @@ static bool init_tokens(struct tokens *t, size_t n)
     return t->ids && t->trained;
 }
 
+/* A micro-batch, or a row of chunks, for what the data have. */
+static int init_batch(struct mt_batch *b, const mt_sampler *s, size_t tokens, size_t docs, struct mt_err *err)
+{
+    int rc = mt_batch_init(b, tokens, docs, err);
+    if (!rc && s->p.teacher)
+        rc = mt_batch_init_top(b, mt_teacher_top(s->p.teacher), err);
+    return !rc && s->values ? mt_batch_init_rollouts(b, err) : rc;
+}
+
 int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struct mt_err *err)
 {
     mt_sampler *s = mt_calloc(1, sizeof(*s));
@@ -339,7 +348,7 @@ int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struc
     int rc = ok && s->trained && s->ids ? make_groups(s, err) : mt_fail_nomem(err, "the sampler", p->seq_len);
     rc = rc ?: pack(s, err);
     if (!rc && p->chunks > 1)
-        rc = mt_batch_init(&s->row, p->seq_len, s->max_docs, err);
+        rc = init_batch(&s->row, s, p->seq_len, s->max_docs, err);
     if (rc) {
         mt_sampler_destroy(&s);
         return rc;
@@ -438,11 +447,7 @@ int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_er
     sd->micro = mt_calloc(sd->cap, sizeof(*sd->micro));
     int rc = sd->micro ? 0 : mt_fail_nomem(err, "a step's data", sd->cap * sizeof(*sd->micro));
     for (size_t i = 0; i < sd->cap && !rc; i++)
-        rc = mt_batch_init(&sd->micro[i], tokens, MT_MIN(s->p.micro_batch * s->max_docs, tokens), err);
-    for (size_t i = 0; i < sd->cap && !rc && s->p.teacher; i++)
-        rc = mt_batch_init_top(&sd->micro[i], mt_teacher_top(s->p.teacher), err);
-    for (size_t i = 0; i < sd->cap && !rc && s->values; i++)
-        rc = mt_batch_init_rollouts(&sd->micro[i], err);
+        rc = init_batch(&sd->micro[i], s, tokens, MT_MIN(s->p.micro_batch * s->max_docs, tokens), err);
     if (rc)
         mt_step_data_finish(sd);
     return rc;
@@ -527,6 +532,7 @@ static int add_values(mt_sampler *s, uint32_t item, struct mt_batch *b, struct m
     for (int32_t i = b->doc_rows[d]; i < b->doc_rows[d + 1] && !rc; i++)
         b->values[i] = s->values[b->loss_rows[i] - b->cu_seqlens[d] + 1];
     b->rollout[d] = *mt_dataset_rollout(s->p.data, item);
+    b->rollout[d].rows = (size_t)(b->doc_rows[d + 1] - b->doc_rows[d]);
     return rc;
 }
 
@@ -565,6 +571,8 @@ static int add_chunks(mt_sampler *s, uint64_t row, struct mt_step_data *out, str
     size_t chunks = s->p.chunks;
     mt_batch_clear(&s->row);
     int rc = add_row(s, row, &s->row, err);
+    if (!rc && s->p.teacher)
+        rc = mt_teacher_fill(s->p.teacher, &s->row, err);
     if (!rc)
         mt_batch_pad(&s->row, chunks);
     for (size_t i = 0; i < chunks && !rc; i++) {

@@ -15,7 +15,7 @@
 #include "engine/shapes.h"
 #include "engine/share.h"
 #include "model/ranges.h"
-#include "objective/objective.h"
+#include "objective/policy.h"
 
 struct budget {
     size_t free, alignment;
@@ -158,7 +158,7 @@ static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size
     advise_tokens(tokens, sizeof(tokens), p, need, b);
     if (experts > 1)
         snprintf(group, sizeof(group), ", or memory.expert_group = %zu", experts / 2);
-    if (row > LONG_ROW && !p->cache.slots && mt_objective_chunks(mt_objective_of(&p->numerics)) &&
+    if (row > LONG_ROW && !p->cache.slots && !mt_policy_unchunked(&p->numerics) &&
         !mt_layout_unchunked(p->layout, p->max_len))
         snprintf(chunk, sizeof(chunk), ", or set train.chunk, to %zu or less", row / 2);
     int rc = mt_fail(

@@ -22,8 +22,9 @@ size_t mt_engine_few(const struct mt_engine_params *p)
 size_t mt_engine_top_bytes(const struct mt_engine_params *p, const struct mt_model_params *mp)
 {
     size_t few = mt_engine_few(p), rows = p->max_micro * p->max_tokens, bytes = 0;
+    size_t cut = mt_row_chunks(&p->numerics) > 1 ? p->max_len : 0; /* a row, before it is cut */
     if (few) /* of this step and the next */
-        bytes += 2 * rows * ((few - MT_FEW_BESIDE) * sizeof(struct mt_top) + sizeof(double));
+        bytes += (2 * rows + cut) * ((few - MT_FEW_BESIDE) * sizeof(struct mt_top) + sizeof(double));
     if (p->top || p->draws) /* of the models with the head, and of who asks */
         bytes += (mt_engine_by_data(p) ? mt_engine_n_lanes(p) : 1) * mt_model_top_bytes(mp) +
                  rows * (p->top * sizeof(struct mt_top) + sizeof(float));

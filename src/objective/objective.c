@@ -54,7 +54,7 @@ struct mt_objective_step mt_objective_begin(const struct mt_numerics *n, const s
     for (size_t i = 0; i < data->n && s.objective->rollouts; i++)
         for (size_t d = 0; d < data->micro[i].n_docs; d++) {
             const struct mt_rollout *r = &data->micro[i].rollout[d];
-            s.n_items += !r->dropped;
+            s.n_items += !r->dropped && !r->began;
             s.n_policy_tokens += r->left_out ? 0 : rows_of(&data->micro[i], d);
         }
     for (size_t i = 0; i < data->n && s.objective->answers; i++)

@@ -91,11 +91,6 @@ struct mt_objective_step mt_objective_begin(const struct mt_numerics *n, const s
 bool mt_objective_is_late(const struct mt_numerics *n);
 /** Finds an objective by the configuration's name; NULL: there is none. */
 const struct mt_objective *mt_objective_find(const char *name);
-/** Whether rows may be computed in chunks: a document's tokens are weighed each by itself, and by nothing else. */
-static inline bool mt_objective_chunks(const struct mt_objective *o)
-{
-    return !o->answers && !o->rollouts && !o->teacher;
-}
 /** The objective of numerics; cross-entropy if they are not resolved. */
 const struct mt_objective *mt_objective_of(const struct mt_numerics *n);
 

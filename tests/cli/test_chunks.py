@@ -7,6 +7,7 @@ import re
 import struct
 import tempfile
 
+import test_policy
 from tiny import (POISON, SLOW, base, chosen, config, losses, megatrain, metrics, planes, read_safetensors, run_in, write_data,
                   write_ini, write_model)
 
@@ -136,11 +137,40 @@ def json_lines(text):
     return [json.loads(l) for l in text.splitlines() if l.startswith("{")]
 
 
+POLICY = {"policy__old": "file", "policy__kl_weight": 0.1, "policy__mismatch": "token", "policy__max_tokens": 16}
+
+
+def other_objectives_are_those_of_whole_rows(tmp):
+    """Rollouts and a teacher's tokens, in rows of several samples that chunks cut; every measure, and the gradients."""
+    model, data = setting(tmp, "llama")
+    seen = test_policy.write(os.path.join(tmp, "rollouts.jsonl"), test_policy.rollouts())
+    rows = {"data__eval": "", "train__batch_size": 2, "train__micro_batch": 1, "train__steps": 2, "train__warmup": 0}
+    teacher = os.path.join(tmp, "teacher")
+    seed = run_in(tmp, "seed", model, data, keys(0, train__steps=1, checkpoint__save="weights"))
+    ini = write_ini(teacher + ".ini", base(os.path.join(seed, "checkpoint-1"), data, tmp, **keys(0, model__init="weights")))
+    megatrain("-q", "score", ini, "--data", data, "--out", teacher, "--top", 5)
+    for name, of, seq, over in (("distill", data, SEQ, {"train__objective": "distill", "distill__teacher": teacher + ".top",
+                                                        "distill__top": 3, "distill__temperature": 2}),
+                                ("grpo", seen, 64, {"policy__loss": "grpo", **POLICY}),
+                                ("dapo", seen, 64, {"policy__loss": "dapo", **POLICY})):
+        whole, cut = (run_in(tmp, f"{name}-{chunk}", model, of, {**rows, **over, "data__seq_len": seq, "train__chunk": chunk,
+                             "checkpoint__every": 1}, env=POISON) for chunk in (0, seq // 8))
+        for a, b in zip(*([m for m in metrics(out) if "loss" in m] for out in (whole, cut))):
+            same = {k for k in a if "/" in k or k in ("loss", "grad_norm", "reward", "kl", "entropy", "nll_loss", "loss_tokens")}
+            assert all(abs(a[k] - b[k]) <= 1e-6 * abs(a[k]) + 1e-9 for k in same), (name, {k: (a[k], b[k]) for k in same})
+        a, b = first_moments(whole), first_moments(cut)
+        assert max(apart(b[k], a[k]) for k in a) <= 1e-5, name
+
+
 def what_chunks_cannot_do_is_refused(tmp):
     model, data = setting(tmp, "llama")
     for over, words in ((keys(48), "divide data.seq_len = 256: set it to 32"),
                         (keys(64, train__micro_batch=2), "train.micro_batch = 1"),
-                        (keys(64, train__groups=4, train__batch_size=6), "train.groups = 4")):
+                        (keys(64, train__groups=4, train__batch_size=6), "train.groups = 4"),
+                        (keys(64, preference__loss="sigmoid"), "DPO needs whole rows"),
+                        (keys(64, policy__loss="gspo"), "GSPO needs whole rows"),
+                        (keys(64, policy__loss="bnpo"), "policy.normalise = micro needs"),
+                        (keys(64, policy__loss="dapo", policy__mismatch="row"), "policy.mismatch = row needs")):
         ini = write_ini(os.path.join(tmp, "bad.ini"), base(model, data, os.path.join(tmp, "bad"), **over))
         said = megatrain("run", ini, expect=2).stderr
         assert words in said and "train.chunk = " in said, said
@@ -167,7 +197,7 @@ def rows_of_a_million_tokens_fit(tmp):
 
 
 TESTS = (chunks_have_the_losses_and_gradients_of_whole_rows, placements_change_no_bit, samples_are_measured_whole,
-         what_chunks_cannot_do_is_refused, a_row_that_does_not_fit_is_told_its_chunk, rows_of_a_million_tokens_fit)
+         other_objectives_are_those_of_whole_rows, what_chunks_cannot_do_is_refused, a_row_that_does_not_fit_is_told_its_chunk, rows_of_a_million_tokens_fit)
 if __name__ == "__main__":
     for test in chosen(TESTS):
         with tempfile.TemporaryDirectory() as tmp:
