@@ -25,6 +25,8 @@ void mt_warm_attention_note(void *ctx, enum mt_dev_op op, const void *args)
                                                  : *(const struct mt_attention *)args};
     if (backward)
         b = *(const struct mt_attention_bwd *)args;
+    if (b.dk_sum.p) /* of rows in chunks, which need no plan */
+        return;
     for (int i = 0; i < w->n; i++)
         if (w->call[i].backward == backward && same_forward(&w->call[i].args.fwd, &b.fwd))
             return;
@@ -73,6 +75,7 @@ static void fill_forward(struct buffers *r, struct mt_attention *a, const struct
     a->n = b->n_tokens;
     a->n_docs = b->n_docs;
     a->max_len = b->max_doc_len;
+    a->past = 0; /* those that go on need no plan */
     int32_t *cu = take(r, bytes, false);
     upload(r, cu, b->cu_seqlens, bytes);
     a->cu_seqlens = cu;
