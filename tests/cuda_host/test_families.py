@@ -2,7 +2,7 @@
 """Models of tests/parity on the emulated CUDA device: close to the cpu device, the same bits in another order of threads and
 blocks.
 
-test_families.py FAMILY:f32|bf16 ..., with MEGATRAIN naming the emulated binary.
+test_families.py FAMILY:f32|bf16[:CHUNK] ..., with MEGATRAIN naming the emulated binary; CHUNK: train.chunk there.
 """
 import os
 import shutil
@@ -34,11 +34,12 @@ def close(what, got, want, tolerance):
         assert abs(norm / norm0 - 1) <= 10 * tolerance, f"{what}, step {step}: norm {norm}, {norm0}"
 
 
-def check(tmp, family, dtype):
+def check(tmp, family, dtype, chunk=None):
     cpu, _ = run(tmp, "cpu", family, "cpu", dtype, train__micro_batch=2)
-    want = run(tmp, "cuda", family, "cuda", dtype, train__micro_batch=2)
+    cut = {"train__micro_batch": 1, "train__chunk": chunk} if chunk else {"train__micro_batch": 2}
+    want = run(tmp, "cuda", family, "cuda", dtype, **cut)
     close(f"{family} {dtype}, beside the cpu device", want[0], cpu, TOLERANCE[dtype])
-    got = run(tmp, "order", family, "cuda", dtype, env={"MT_EMU_SEED": "3", "MT_EMU_WORKERS": "1"}, train__micro_batch=2)
+    got = run(tmp, "order", family, "cuda", dtype, env={"MT_EMU_SEED": "3", "MT_EMU_WORKERS": "1"}, **cut)
     assert got == want, f"{family} {dtype}: another order of blocks gives other bits"
 
 
