@@ -39,6 +39,8 @@ class Bad(Exception):
 
 
 def detect(record):
+    if "token_ids" in record or "advantage" in record or ("reward" in record and "group" in record):
+        return "rollouts"
     if "rejected" in record:
         return "preference"
     if "label" in record and "completion" in record:

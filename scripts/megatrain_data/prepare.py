@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from . import answers, formats, limits, shard, sources
+from . import answers, formats, limits, rollouts, shard, sources
 from .encode import Encoder
 from .errors import DataError, SampleError
 from .formats import Bad, Chat, Text
@@ -33,17 +33,25 @@ class Chunker:
             ids = np.zeros(0, np.uint32) if empty else self.encoder.tok.encode([sources.text_of(chunk)])[0]
             return ids, None, np.array([len(ids)]), None, 1, {}
         rows, places = sources.records(chunk)
-        samples, at, odd = [], [], Odd()  # at: the places of the samples' records
+        samples, at, own, odd = [], [], [], Odd()  # at: the places of the samples' records; own: values of rollouts
         base = 1 if chunk[0] in ("range", "lines", "rows") else 0
         for place, record in rows:
             try:
                 convert = answers.convert if self.format in answers.FORMATS else formats.convert
-                made = convert(formats.renamed(record, self.columns), self.format, self.entry)
+                record = formats.renamed(record, self.columns)
+                if self.format == "rollouts":
+                    made, values = rollouts.convert(record)
+                    own.append(values)
+                else:
+                    made = convert(record, self.format, self.entry)
             except Bad as e:
                 raise SampleError(place - base, str(e)) from None
             except RecursionError:
                 raise SampleError(place - base, "nested too deep") from None
             of_text = isinstance(made, Text) or isinstance(getattr(made, "prompt", None), str)
+            for f in rollouts.OF_TOKENS if own else ():
+                if record.get(f) is not None:
+                    odd.add("field:" + f, len(samples), f'"{f}" of a rollout of text has no effect: it is of tokens, whose ids it lacks')
             for f in formats.without_effect(record) if of_text else ():
                 odd.add("field:" + f, len(samples), f'"{f}" of a sample has no effect in this format')
             samples += made if isinstance(made, list) else [made]
@@ -54,7 +62,7 @@ class Chunker:
             index, message = e.args[0]
             raise SampleError(at[index] - base, message) from None
         if self.format not in answers.FORMATS:
-            return self._pack(samples, encoded, at, places, odd)
+            return self._pack(samples, encoded, at, places, odd, own)
         rendered = any(not isinstance(s.prompt, str) for s in samples)
         return answers.pack(at, encoded, places, self._places(odd, at), rendered)
 
@@ -62,11 +70,14 @@ class Chunker:
     def _places(odd, at):
         return {k: (text, [at[i] for i in indices]) for k, (text, indices) in odd.found.items()}
 
-    def _pack(self, samples, encoded, at, places, odd):
+    def _pack(self, samples, encoded, at, places, odd, own):
         """Joins the samples of a chunk, without those that have nothing to train."""
         none = np.zeros(0, np.uint32), np.zeros(0, bool)
         ids = [none[0] if e is None else e[0] for e in encoded]
         masks = [none[1] if e is None else np.ones(len(e[0]), bool) if e[1] is None else e[1] for e in encoded]
+        cut = [k for k, values in enumerate(own) if values[2] & 1]
+        for k in cut:
+            ids[k], masks[k] = rollouts.without_end(self.encoder, samples[k], ids[k], masks[k])
         trained = [int(np.count_nonzero(m[1:])) for m in masks]  # nothing predicts the first token
         kept, left = [k for k, t in enumerate(trained) if t], [k for k, t in enumerate(trained) if not t]
         for k in left:
@@ -78,19 +89,21 @@ class Chunker:
         all_ids = np.concatenate([ids[k] for k in kept]) if kept else none[0]
         all_masks = np.concatenate([masks[k] for k in kept]) if kept else none[1]
         if kept and self.format not in ("input_ids", "requests"):
-            self._note_ends(all_ids, all_masks, np.cumsum(lengths) - lengths, kept, odd)
+            self._note_ends(all_ids, all_masks, np.cumsum(lengths) - lengths, kept, odd, cut)
         return all_ids, np.packbits(all_masks), lengths, np.array([at[k] for k in kept], dtype=np.int64), places, {
-            "untrained": [at[k] for k in left], "trained": sum(trained), "odd": self._places(odd, at),
+            "untrained": [at[k] for k in left], "trained": sum(trained), "own": [own[k] for k in kept if own], "odd": self._places(odd, at),
             "rendered": any(isinstance(s, Chat) for s in samples)}
 
-    def _note_ends(self, ids, mask, starts, kept, odd):
-        """Notes samples that train no token that ends a turn, and those of which a turn has nothing but its end trained."""
+    def _note_ends(self, ids, mask, starts, kept, odd, cut):
+        """Notes samples, but those cut off, that train no token that ends a turn, and those of which a turn has nothing but its end
+        trained."""
         is_end = self.encoder.is_end
         target = mask.copy()
         target[starts] = False  # nothing predicts it
         ends = target & is_end[np.minimum(ids, len(is_end) - 1)]
         for k in np.flatnonzero(np.add.reduceat(ends, starts) == 0):
-            odd.add("endless", kept[k], "no token that ends a turn is trained")
+            if kept[k] not in cut:
+                odd.add("endless", kept[k], "no token that ends a turn is trained")
         begins = np.flatnonzero(target & ~np.concatenate([[False], target[:-1]]))  # of each run of trained tokens
         said = np.add.reduceat(target & ~ends, begins)
         for k in np.searchsorted(starts, begins[said == 0], side="right") - 1:
@@ -167,11 +180,11 @@ class Preparation:
     def one(self, source):
         self.say({"event": "doing", "what": f"making tokens of {source['path']}"})
         name, entry, other = format_of(source)
-        if name in ("messages", "sharegpt", "alpaca", "prompt_completion", *answers.FORMATS):
+        if name in ("messages", "sharegpt", "alpaca", "prompt_completion", "rollouts", *answers.FORMATS):
             try:
                 self.encoder.templates()  # report its errors and find its markers before workers are started
             except DataError:
-                if name not in ("prompt_completion", *answers.FORMATS):
+                if name not in ("prompt_completion", "rollouts", *answers.FORMATS):
                     raise
         writer = shard.ShardWriter(source["out"], self.job["vocab"], int(source["hash"], 16))
         if other:
@@ -200,6 +213,7 @@ class Preparation:
         path, t0, base, first, rendered = source["path"], time.monotonic(), 0, True, False
         size = max(os.path.getsize(path), 1)
         flat, items = name == "plain text", name in answers.FORMATS
+        flags = shard.PLAIN_TEXT if flat else shard.ANSWERS if items else shard.ROLLOUTS if name == "rollouts" else 0
         limit = limit and limit * (2 if items else 1)
         lines = sources.has_lines(path)
         if flat and sources.looks_like_json(path):
@@ -218,7 +232,8 @@ class Preparation:
                     if limit and w.n_samples + len(lengths) >= limit:
                         ids, bits, lengths, at, more = self.first(int(limit - w.n_samples), ids, bits, lengths, at, more)
                     if len(lengths):
-                        w.add(ids, bits, lengths, at + base)
+                        own = np.array(more["own"][:len(lengths)], rollouts.OWN) if flags & shard.ROLLOUTS else None
+                        w.add(ids, bits, lengths, at + base, values=() if own is None else rollouts.values(own, lengths))
                 if items and len(lengths):  # the length of an item is what a row must hold
                     w.max_len = max(w.max_len, int((lengths[0::2] + lengths[1::2]).max()))
                 w.n_equal += len(more.get("equal", []))
@@ -253,7 +268,7 @@ class Preparation:
         if rendered:
             with limits.bounded("tokenizing the end of a turn"):
                 self.note_template(w.notes)
-        w.commit(name, shard.LINES if lines else shard.INDICES, shard.PLAIN_TEXT if flat else shard.ANSWERS if items else 0)
+        w.commit(name, shard.LINES if lines else shard.INDICES, flags)
         self.say({"event": "source", "path": path, "format": name, "samples": w.n_samples // (2 if items else 1), "tokens": w.n_tokens,
                   "seconds": time.monotonic() - t0})
 

@@ -12,6 +12,7 @@ HEADER, VERSION = 4096, 5
 LINES, INDICES = 1, 2     # kinds of place
 PLAIN_TEXT = 1            # flag: one text, which is cut at the ends of rows
 ANSWERS = 2               # flag: two samples are an item
+ROLLOUTS = 4              # flag: tokens have values
 
 
 class ShardWriter:
@@ -20,15 +21,16 @@ class ShardWriter:
     def __init__(self, path, vocab, source_hash):
         self.path, self.vocab, self.hash = path, vocab, source_hash
         self.tmp = f"{path}.{os.getpid()}.tmp"
-        self.files = {k: open(f"{self.tmp}{k}", "xb") for k in ("", ".mask", ".offsets", ".places")}
+        self.files = {k: open(f"{self.tmp}{k}", "xb") for k in ("", ".mask", ".offsets", ".values", ".places")}
         self.files[""].write(bytes(HEADER))
         self.n_tokens = self.n_samples = self.n_trained = self.max_len = 0
         self.n_untrained = self.n_bytes = self.n_equal = 0
         self.untrained_at, self.notes = [], Notes()
         self.bits = np.zeros(0, dtype=bool)  # bits of the mask that do not fill a byte yet
 
-    def add(self, tokens, mask, lengths, places, opens=True):
-        """Adds samples, joined; `opens` False: the first one continues the previous sample."""
+    def add(self, tokens, mask, lengths, places, opens=True, values=()):
+        """Adds samples, joined; `opens` False: the first one continues the previous sample. values: of rollouts, of each token."""
+        self.files[".values"].write(np.asarray(values, dtype="<f4").tobytes())
         self.files[""].write(np.ascontiguousarray(tokens, dtype="<u4").tobytes())
         bits = np.concatenate([self.bits, mask])
         whole = len(bits) // 8 * 8
@@ -50,7 +52,7 @@ class ShardWriter:
         out = self.files[""]
         if self.n_tokens % 2:
             out.write(bytes(4))
-        for kind in (".mask", ".offsets", ".places"):
+        for kind in (".mask", ".offsets", ".values", ".places"):
             self.files[kind].close()
             with open(self.tmp + kind, "rb") as f:
                 shutil.copyfileobj(f, out, 1 << 20)

@@ -27,8 +27,7 @@ static int push_text(struct rollout *of, const cJSON *o, struct mt_err *err)
     static const char *const parts[] = {"prompt", "completion"};
     if (!of->r->bytes)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: a rollout has \"token_ids\" and \"mask\", or \"prompt_ids\" and "
-                       "\"completion_ids\"; text is taken with data.tokenizer = byte alone, as tokens that are made of it anew need "
-                       "not be those that were sampled", of->where);
+                       "\"completion_ids\": keep those of text in a file of their own", of->where);
     int rc = mt_sample_needs_bytes(of->r, of->where, err)
           ?: mt_sample_push(of->r, MT_BYTE_BOS, false, err);
     for (size_t k = 0; k < MT_ARRAY_LEN(parts) && !rc; k++) {
@@ -39,7 +38,7 @@ static int push_text(struct rollout *of, const cJSON *o, struct mt_err *err)
                            "completion_ids, or prompt and completion", of->where, parts[k]);
         rc = mt_sample_push_bytes(of->r, s->valuestring, strlen(s->valuestring), false, err);
     }
-    return rc ?: mt_sample_push(of->r, MT_BYTE_EOS, false, err);
+    return rc || cJSON_IsTrue(mt_json_get(o, "truncated")) ? rc : mt_sample_push(of->r, MT_BYTE_EOS, false, err);
 }
 
 static int push_tokens(struct rollout *of, const cJSON *o, struct mt_err *err)

@@ -119,6 +119,11 @@ static int read_ids(struct mt_sample_reader *r, const cJSON *o, const char *wher
     return 0;
 }
 
+bool mt_samples_are_rollouts(const cJSON *o)
+{
+    return mt_json_get(o, "token_ids") || mt_json_get(o, "advantage") || (mt_json_get(o, "reward") && mt_json_get(o, "group"));
+}
+
 static enum mt_cfg_format detect(const cJSON *o)
 {
     static const struct {
@@ -127,7 +132,7 @@ static enum mt_cfg_format detect(const cJSON *o)
     } by_key[] = {{"messages", MT_FORMAT_MESSAGES}, {"conversations", MT_FORMAT_SHAREGPT},
                   {"instruction", MT_FORMAT_ALPACA}, {"input_ids", MT_FORMAT_INPUT_IDS},
                   {"prompt", MT_FORMAT_PROMPT_COMPLETION}, {"text", MT_FORMAT_TEXT}};
-    if (mt_json_get(o, "token_ids") || mt_json_get(o, "advantage") || (mt_json_get(o, "reward") && mt_json_get(o, "group")))
+    if (mt_samples_are_rollouts(o))
         return MT_FORMAT_ROLLOUTS;
     if (mt_json_get(o, "rejected") || mt_json_get(o, "rejected_ids"))
         return MT_FORMAT_PREFERENCE;

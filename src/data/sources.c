@@ -20,6 +20,7 @@
 #include "base/strbuf.h"
 #include "config/schema.h"
 #include "data/columns.h"
+#include "data/samples.h"
 
 /* Whether a data set has it as data. "dataset_infos.json" describes one. */
 static bool holds_samples(const char *path)
@@ -383,12 +384,14 @@ bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format f
     bool ids = mt_json_get(r, "input_ids") || mt_json_get(r, "rejected_ids") || mt_json_get(r, "completion_ids") ||
                mt_json_get(r, "token_ids");
     bool requests = mt_json_get(r, "continuation") || mt_json_get(r, "arguments");
+    if (format == MT_FORMAT_ROLLOUTS || (format == MT_FORMAT_AUTO && mt_samples_are_rollouts(r)))
+        return !ids && !mt_json_get(r, "prompt_ids") && (!bytes || chat || !cJSON_IsString(mt_json_get(r, "completion")));
     if (format == MT_FORMAT_REQUESTS || (format == MT_FORMAT_AUTO && requests))
         needs = true;
     else if (format == MT_FORMAT_AUTO)
         needs = cJSON_IsObject(r) && (chat || !ids) && (chat || !bytes) &&
                 (chat || mt_json_get(r, "prompt") || mt_json_get(r, "rejected") || mt_json_get(r, "text"));
-    else if (format == MT_FORMAT_INPUT_IDS || format == MT_FORMAT_ROLLOUTS || ids)
+    else if (format == MT_FORMAT_INPUT_IDS || ids)
         needs = false;
     else
         needs = !bytes || chat || format == MT_FORMAT_MESSAGES || format == MT_FORMAT_SHAREGPT ||

@@ -76,7 +76,7 @@ def bad_data_are_refused_by_their_line(tmp, model):
         "a group of one": (changed(group="alone"), "is the only rollout of its group"),
         "temperature": (changed(temperature=0.5), "was sampled at temperature 0.5, policy.temperature is 1"),
         "truncated": (changed(truncated=1), '"truncated" must be true or false'),
-        "text": ({"prompt": "a", "completion": "b", "reward": 1, "group": 1}, "text is taken with data.tokenizer = byte alone"),
+        "text": ({"prompt": "a", "completion": "b", "reward": 1, "group": 1}, "keep those of text in a file of their own"),
         "no reference": (changed(ref_logprobs=None), 'no "ref_logprobs"'),
     }
     for name, (row, what) in cases.items():
@@ -117,6 +117,43 @@ def forms_of_data_are_the_same(tmp, model):
     tools = [r for r in tools if any(r["mask"][1:])]
     _, out = run(tmp, "tools", model, write(f"{tmp}/tools.jsonl", tools), data__shuffle="off", train__steps=1, train__batch_size=1000)
     assert metrics(out)[0]["loss_tokens"] == sum(sum(r["mask"][1:]) for r in tools)
+
+
+def rollouts_of_text_are_those_of_their_tokens(tmp, model):
+    """Conversations with tools, and texts, train as the tokens that the template and the tokenizer make of them, which are made
+    here; lines without what a rollout needs are refused."""
+    ask, call, told, say = ({"role": r, "content": c} for r, c in (("user", "2+2?"), ("assistant", "sum it"), ("tool", "4"), ("assistant", "it is 4")))
+    end, reward = "<|im_end|>", lambda k: {"reward": [1, 0, 0.5, 0.25, 1, 0][k], "group": {"of": "a"}}
+    head = "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+    after = "\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"
+    turns = [(head, 0), ("sum it" + end, 1), (after, 0), ("it is 4" + end, 1), ("\n", 0)]
+    cases = [({"messages": [ask, call, told, say]}, turns), ({"prompt": [ask], "completion": [call, told, say]}, turns),
+             ({"prompt": [ask, call, told], "completion": say, "truncated": True}, [(head + "sum it" + end + after, 0), *turns[3:]]),
+             ({"messages": [ask], "completion": "sum it"}, [*turns[:2], ("\n", 0)]), ({"prompt": "2+2?", "completion": [call]}, [*turns[:2], ("\n", 0)]),
+             ({"prompt": "2+2=", "completion": "4", "truncated": True}, [("2+2=", 0), ("4", 1)])]
+    texts = [{**row, **reward(k)} for k, (row, _) in enumerate(cases)]
+    tokens = []
+    for k, (row, parts) in enumerate(cases):
+        cut = row.get("truncated", False)
+        ids, mask = [256], [0]
+        for text, m in [*parts, *([] if cut else [(None, 1)])]:
+            ids += [257] if text is None else list(text.encode())
+            mask += [m] * (1 if text is None else len(text.encode()))
+        tokens.append({"token_ids": ids, "mask": mask, **reward(k), "truncated": cut})
+    keys = {"data__tokenizer": "byte", "data__template": "chatml", "data__seq_len": 256, "policy__truncated": "keep", "train__learning_rate": "1e-2"}
+    got = [run(tmp, name, model, write(f"{tmp}/{name}.jsonl", rows), **keys)[1] for name, rows in (("texts", texts), ("tokens", tokens))]
+    of = [[(m["loss"], m["entropy"], m["loss_tokens"]) for m in metrics(out) if "loss" in m] for out in got]
+    assert of[0] == of[1] and len(set(of[0])) > 2, of
+    assert planes(f"{got[0]}/checkpoint-{STEPS}") == planes(f"{got[1]}/checkpoint-{STEPS}")
+    for what, row, over in (
+            ('an "advantage", or a "reward" and a "group"', {"reward": None}, {}), ('"reward" of a rollout of text must be a number', {"reward": True}, {}),
+            ("must be a number", {"reward": math.nan}, {}), ("is the only rollout of its group", {"group": "alone"}, {}), ("no turn of the completion is the assistant's", {"messages": [ask]}, {}),
+            ('each a text or messages', {"messages": 5}, {}), ("keep them apart", {"completion_ids": [1]}, {}), ('"advantage" of a rollout of text must', {"advantage": [1]}, {}),
+            ('has no "logprobs", which policy.old = file', {"advantage": 1}, {"policy__old": "file"})):
+        data = write(f"{tmp}/bad-texts.jsonl", [{**texts[0], **row}] if over.get("policy__old") else [texts[0], {**texts[0], **row}, texts[1]])
+        p, _ = run(tmp, "bad-texts", model, data, expect=None, **{**keys, **over})
+        line = 1 if over.get("policy__old") else 2
+        assert f"bad-texts.jsonl:{line}" in p.stderr and what in p.stderr, (what, p.returncode, p.stderr)
 
 
 def measures_are_as_computed_here(tmp, model):
@@ -258,7 +295,7 @@ def kills_change_no_bit(tmp, model):
 
 def main(tmp):
     model = write_model(f"{tmp}/model", config("qwen3"))
-    tests = (bad_data_are_refused_by_their_line, forms_of_data_are_the_same, measures_are_as_computed_here,
+    tests = (bad_data_are_refused_by_their_line, forms_of_data_are_the_same, rollouts_of_text_are_those_of_their_tokens, measures_are_as_computed_here,
              the_old_policy_is_the_batchs_or_the_files, temperature_divides_logits, gradients_go_through_cap_and_temperature,
              placement_changes_no_bit, kills_change_no_bit)
     for test in chosen(tests, first=(bad_data_are_refused_by_their_line, measures_are_as_computed_here)):
