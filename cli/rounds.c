@@ -51,6 +51,15 @@ static void path_of(const struct rounds *r, uint64_t round, const char *end, cha
     mt_path_printf(path, 4200, "%s/round-%llu%s", r->dir, (unsigned long long)round, end);
 }
 
+/* Of what a round makes in turn: the first has the round's name. */
+static void path_of_batch(const struct rounds *r, uint64_t round, uint64_t again, const char *end, char path[4200])
+{
+    char name[64] = "";
+    if (again)
+        snprintf(name, sizeof(name), "-%llu", (unsigned long long)again);
+    mt_path_printf(path, 4200, "%s/round-%llu%s%s", r->dir, (unsigned long long)round, name, end);
+}
+
 /* --- processes ------------------------------------------------------------------------------------------------- */
 
 struct job {
@@ -123,13 +132,18 @@ static int run_job(const struct job *j, int sign_of_death)
 
 /* --- a round's rollouts ---------------------------------------------------------------------------------------- */
 
+/* Rollouts that are made together: n prompts from place `at` in their order, for the round's try; files. */
+struct batch {
+    uint64_t round, again, at, n;
+    char prompts[4200], sampled[4200];
+};
+
 /* Each prompt once before any comes twice, in another order each time. */
-static int write_prompts(const struct rounds *r, uint64_t round, const char *path, struct mt_err *err)
+static int write_prompts(const struct rounds *r, const struct batch *b, struct mt_err *err)
 {
     MT_STR_FREED struct mt_str text = {0};
-    uint64_t n = (uint64_t)r->cfg->policy.prompts_per_round;
     mt_json_begin();
-    for (uint64_t i = 0, at = round * n; i < n; i++, at++) {
+    for (uint64_t i = 0, at = b->at; i < b->n; i++, at++) {
         uint64_t k = mt_permute(at % r->n_prompts, r->n_prompts, (uint64_t)r->cfg->train.seed,
                                 STREAM_PROMPTS + at / r->n_prompts);
         MT_JSON_FREED cJSON *o = cJSON_Duplicate(cJSON_GetArrayItem(r->prompts, (int)k), true);
@@ -138,13 +152,12 @@ static int write_prompts(const struct rounds *r, uint64_t round, const char *pat
         MT_FREED char *line = mt_json_print(o, false);
         mt_str_printf(&text, "%s\n", line ? line : "");
     }
-    return text.failed || !mt_json_complete() ? mt_fail_nomem(err, path, text.len)
-                                              : mt_write_file(path, text.p, text.len, err);
+    return text.failed || !mt_json_complete() ? mt_fail_nomem(err, b->prompts, text.len)
+                                              : mt_write_file(b->prompts, text.p, text.len, err);
 }
 
 /* Where the command is to look and to write, in its environment; own generation gets it as options. */
-static int sample(const struct rounds *r, uint64_t round, const char *prompts, const char *out, int *code,
-                  struct mt_err *err)
+static int sample(const struct rounds *r, const struct batch *b, int *code, struct mt_err *err)
 {
     const struct mt_config *c = r->cfg;
     const struct mt_policy_keys *k = &c->numerics.objective_keys.policy;
@@ -155,13 +168,13 @@ static int sample(const struct rounds *r, uint64_t round, const char *prompts, c
     struct job j = {.n = 0};
     if (!text)
         return mt_fail_nomem(err, "a command", 1);
-    snprintf(number[0], sizeof(number[0]), "%llu", (unsigned long long)round);
+    snprintf(number[0], sizeof(number[0]), "%llu", (unsigned long long)b->round);
     snprintf(number[1], sizeof(number[1]), "%lld", (long long)c->policy.samples);
     snprintf(number[2], sizeof(number[2]), "%lld", (long long)k->max_tokens);
     snprintf(number[3], sizeof(number[3]), "%.17g", k->temperature);
-    snprintf(number[4], sizeof(number[4]), "%llu", (unsigned long long)c->train.seed * 1000003 + round);
+    snprintf(number[4], sizeof(number[4]), "%llu", (unsigned long long)c->train.seed * 1000003 + b->round + b->again * 500009);
     if (own) {
-        const char *const fixed[] = {"/proc/self/exe", "generate", r->args->operands[0], "--model", model, "--prompts", prompts, "--out", out,
+        const char *const fixed[] = {"/proc/self/exe", "generate", r->args->operands[0], "--model", model, "--prompts", b->prompts, "--out", b->sampled,
                                      "--samples", number[1], "--max-tokens", number[2], "--temperature", number[3], "--seed", number[4]};
         for (size_t i = 0; i < MT_ARRAY_LEN(fixed); i++)
             word(&j, fixed[i]);
@@ -172,7 +185,7 @@ static int sample(const struct rounds *r, uint64_t round, const char *prompts, c
         }
     } else {
         const char *const env[][2] = {{"MEGATRAIN_ROUND", number[0]}, {"MEGATRAIN_MODEL", model}, {"MEGATRAIN_ADAPTER", adapter},
-                                      {"MEGATRAIN_PROMPTS", prompts}, {"MEGATRAIN_ROLLOUTS", out}, {"MEGATRAIN_SAMPLES", number[1]},
+                                      {"MEGATRAIN_PROMPTS", b->prompts}, {"MEGATRAIN_ROLLOUTS", b->sampled}, {"MEGATRAIN_SAMPLES", number[1]},
                                       {"MEGATRAIN_MAX_TOKENS", number[2]}, {"MEGATRAIN_TEMPERATURE", number[3]}, {"MEGATRAIN_SEED", number[4]}};
         words(&j, text);
         for (size_t i = 0; i < MT_ARRAY_LEN(env); i++)
@@ -269,20 +282,114 @@ int cli_give_rewards(const struct mt_config *cfg, const char *from, const char *
     return rc;
 }
 
-static int make_rollouts(const struct rounds *r, uint64_t round, const char *whole, int *code, struct mt_err *err)
+static int make_batch(const struct rounds *r, struct batch *b, const char *whole, int *code, struct mt_err *err)
 {
-    char prompts[4200], sampled[4200];
-    path_of(r, round, ".prompts.jsonl", prompts);
-    path_of(r, round, ".tmp.jsonl", sampled);
-    unlink(sampled);
+    char again[32] = "";
     struct cli_rewards t;
-    int rc = write_prompts(r, round, prompts, err) ?: sample(r, round, prompts, sampled, code, err);
+    path_of(r, b->round, ".tmp.jsonl", b->sampled);
+    path_of_batch(r, b->round, b->again, ".prompts.jsonl", b->prompts);
+    if (mt_path_exists(whole))
+        return 0;
+    unlink(b->sampled);
+    int rc = write_prompts(r, b, err) ?: sample(r, b, code, err);
     if (rc || *code)
         return rc;
-    rc = cli_give_rewards(r->cfg, sampled, whole, &t, err);
+    rc = cli_give_rewards(r->cfg, b->sampled, whole, &t, err);
+    if (b->again)
+        snprintf(again, sizeof(again), ", again %llu", (unsigned long long)b->again);
     if (!rc)
-        mt_info("round %llu: %zu rollouts of %zu prompts, mean reward %.4g, %zu prompts whose rollouts all have the same, %.0f cut off",
-                (unsigned long long)round, t.n, t.groups, t.sum / (double)t.n, t.alike, t.cut);
+        mt_info("round %llu%s: %zu rollouts of %zu prompts, mean reward %.4g, %zu prompts whose rollouts all have the same, %.0f cut off",
+                (unsigned long long)b->round, again, t.n, t.groups, t.sum / (double)t.n, t.alike, t.cut);
+    return rc;
+}
+
+/* --- prompts in place of those that train nothing ---------------------------------------------------------------- */
+
+/* Where prompts of a round begin: behind the last one of the round before, which may have taken more than its own. */
+static int first_prompt(const struct rounds *r, uint64_t round, uint64_t *at, struct mt_err *err)
+{
+    char path[4200] = "";
+    MT_JSON_FREED cJSON *list = NULL;
+    *at = 0;
+    if (!round)
+        return 0;
+    for (uint64_t k = (uint64_t)r->cfg->policy.refill + 1; k-- > 0 && !(*path && mt_path_exists(path));)
+        path_of_batch(r, round - 1, k, ".prompts.jsonl", path);
+    int rc = mt_json_read_lines(&list, path, err);
+    double last = rc ? 0 : mt_json_number(cJSON_GetArrayItem(list, cJSON_GetArraySize(list) - 1), "group", -1);
+    *at = (uint64_t)(last + 1);
+    return rc || last >= 0 ? rc : mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: its last prompt has no \"group\"", path);
+}
+
+/* Moves the rollouts of a list's first group to an array of their own, in one list or, where all have the same reward,
+ * in another. */
+static void take_group(cJSON *from, cJSON *kept, cJSON *alike)
+{
+    cJSON *rollouts = cJSON_CreateArray(), *next;
+    const cJSON *group = mt_json_get(from->child, "group");
+    double reward = cJSON_GetNumberValue(mt_json_get(from->child, "reward"));
+    bool same = true;
+    for (cJSON *o = from->child; o; o = next) {
+        next = o->next;
+        if (rollouts->child && !cJSON_Compare(mt_json_get(o, "group"), group, true))
+            continue;
+        same &= cJSON_GetNumberValue(mt_json_get(o, "reward")) == reward;
+        mt_json_append(rollouts, cJSON_DetachItemViaPointer(from, o));
+    }
+    mt_json_append(same ? alike : kept, rollouts);
+}
+
+/* Groups of which rollouts differ, as many as there are, and others in their stead where they are too few. */
+static int write_groups(cJSON *kept, cJSON *alike, size_t n, const char *whole, struct mt_err *err)
+{
+    MT_STR_FREED struct mt_str text = {0};
+    const cJSON *group, *o;
+    while ((size_t)cJSON_GetArraySize(kept) < n && alike->child)
+        mt_json_append(kept, cJSON_DetachItemFromArray(alike, 0));
+    cJSON_ArrayForEach(group, kept)
+        cJSON_ArrayForEach(o, group) {
+            MT_FREED char *line = mt_json_print(o, false);
+            mt_str_printf(&text, "%s\n", line ? line : "");
+        }
+    return text.failed || !mt_json_complete() ? mt_fail_nomem(err, whole, text.len)
+                                              : mt_write_file(whole, text.p, text.len, err);
+}
+
+/* Each batch has files of its own, so that after a kill those that are whole are not made again. */
+static int refill(const struct rounds *r, uint64_t round, const char *whole, int *code, struct mt_err *err)
+{
+    MT_JSON_FREED cJSON *kept = cJSON_CreateArray(), *alike = cJSON_CreateArray();
+    size_t n = (size_t)r->cfg->policy.prompts_per_round, most = (size_t)r->cfg->policy.refill, differ = 0;
+    struct batch b = {.round = round, .n = n};
+    char part[4200];
+    int rc = first_prompt(r, round, &b.at, err);
+    for (; !rc && !*code && b.again <= most && differ < n; b.again++, b.at += b.n) {
+        MT_JSON_FREED cJSON *list = NULL;
+        b.n = n - differ;
+        path_of_batch(r, round, b.again, ".part.jsonl", part);
+        rc = make_batch(r, &b, part, code, err);
+        if (!rc && !*code)
+            rc = mt_json_read_lines(&list, part, err);
+        mt_json_begin();
+        while (list && list->child)
+            take_group(list, kept, alike);
+        if (!rc && !mt_json_complete())
+            rc = mt_fail_nomem(err, part, 1);
+        differ = (size_t)cJSON_GetArraySize(kept);
+    }
+    if (rc || *code)
+        return rc;
+    for (size_t k = b.again; k <= most; k++) { /* of an earlier making of this round */
+        path_of_batch(r, round, k, ".prompts.jsonl", b.prompts);
+        unlink(b.prompts);
+    }
+    rc = write_groups(kept, alike, n, whole, err);
+    for (size_t k = 0; k < b.again && !rc; k++) {
+        path_of_batch(r, round, k, ".part.jsonl", part);
+        unlink(part);
+    }
+    if (!rc)
+        mt_info("round %llu: rollouts of %zu prompts differ in their rewards, of %zu that are trained", (unsigned long long)round, differ, n);
     return rc;
 }
 
@@ -345,9 +452,12 @@ static int run_round(struct rounds *r, uint64_t step, int *code, struct mt_err *
 {
     char whole[4200], data[4200];
     uint64_t round = step / r->per, end = MT_MIN((round + 1) * r->per, r->steps);
+    uint64_t n = (uint64_t)r->cfg->policy.prompts_per_round;
+    struct batch b = {.round = round, .n = n, .at = round * n};
     path_of(r, round, ".jsonl", whole);
     mt_path_printf(data, sizeof(data), "%s/rollouts.jsonl", r->dir);
-    int rc = mt_path_exists(whole) ? 0 : make_rollouts(r, round, whole, code, err);
+    int rc = r->cfg->policy.refill && !mt_path_exists(whole) ? refill(r, round, whole, code, err)
+                                                             : make_batch(r, &b, whole, code, err);
     if (!rc && !*code)
         rc = cli_link_as(data, whole, err); /* one name in all rounds: checkpoints are of one configuration */
     return rc || *code ? rc : train(r, data, step, end, code);

@@ -132,7 +132,7 @@ struct mt_config {
     struct {
         char *loss; /* "off", or an objective */
         char *prompts, *rollouts, *reward; /* a file; commands or what is built in; "": none */
-        int64_t samples, prompts_per_round, steps_per_round;
+        int64_t samples, prompts_per_round, steps_per_round, refill;
         double reward_seconds;
     } policy;
     struct {

@@ -239,6 +239,9 @@ static const struct mt_key keys[] = {
      "Prompts of a round. Each comes once before any comes twice, in an order by train.seed."},
     {"policy", "samples", MT_NUMERICS, MT_KEY_COUNT, AT(policy.samples), "8", NULL, 1, 1e6, NULL,
      "Rollouts of each prompt, which are a group."},
+    {"policy", "refill", MT_NUMERICS, MT_KEY_COUNT, AT(policy.refill), "0", NULL, 0, 1000, NULL,
+     "How often a round may take further prompts in place of those whose rollouts all have the same reward, which train nothing; what is "
+     "still lacking then is made up of these. 0: never."},
     {"policy", "steps_per_round", MT_NUMERICS, MT_KEY_COUNT, AT(policy.steps_per_round), "1", NULL, 1, 1e9, NULL,
      "Steps that train on a round's rollouts; above 1 with policy.old = file. train.steps is of all rounds, train.batch_size of a step: "
      "prompts_per_round times samples takes all of a round at once."},

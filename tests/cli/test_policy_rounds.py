@@ -128,6 +128,40 @@ def kills_in_each_phase_change_no_bit(tmp, model):
             assert a.read() == b.read()
 
 
+def groups_without_a_signal_are_refilled(tmp, model):
+    """By further prompts, none of which is left out or comes again; a command that fails between changes no bit."""
+    text = SAMPLER + f"""
+if "-1.prompts" in e["MEGATRAIN_PROMPTS"] and not os.path.exists(sys.argv[3]):
+    sys.exit(open(sys.argv[3], "w").close() or 9)
+"""
+    open(f"{tmp}/there", "w").close()
+    outs, said = [], ""
+    for name, mark in (("refilled", "there"), ("failed", "once")):
+        command = f"{sys.executable} {script(tmp, 'flaky.py', text.replace('sys.exit(int(sys.argv[2]))', ''))} 0 0 {tmp}/{mark}"
+        ini, out = ini_of(tmp, name, model, command, policy__refill=2, policy__reward=f"{sys.executable} {script(tmp, 'judge.py', JUDGE)} 0")
+        if mark == "once":
+            assert "code 9" in megatrain("run", ini, expect=9).stderr and not os.path.exists(f"{out}/round-0.jsonl")
+        said += megatrain("run", ini, "--resume").stderr
+        outs.append(out)
+    read = lambda path: [json.loads(line) for line in open(path)] if os.path.exists(path) else []
+    zero, most, at = [m["frac_reward_zero_std"] for m in metrics(outs[0]) if "loss" in m], 0, 0
+    for k in range(STEPS):
+        tries = [read(f"{outs[0]}/round-{k}{end}.prompts.jsonl") for end in ("", "-1", "-2")]
+        asked, rows = [p["group"] for t in tries for p in t], read(f"{outs[0]}/round-{k}.jsonl")
+        assert asked == list(range(at, at + len(asked))) and rows == read(f"{outs[1]}/round-{k}.jsonl")
+        at += len(asked)
+        rewards = {}
+        for row in rows:
+            rewards.setdefault(row["group"], []).append(row["reward"])
+        alike = [len(set(r)) == 1 for r in rewards.values()]
+        assert [len(r) for r in rewards.values()] == [3] * 4 and set(rewards) <= set(asked) and alike == sorted(alike)
+        assert (sum(alike) == 0 or tries[2]) and abs(zero[k] - sum(alike) / 4) < 1e-6, (k, rewards)
+        assert len(tries[1]) + len(tries[2]) >= 2 * len(tries[2]) and f"round {k}: rollouts of {4 - sum(alike)} prompts differ" in said
+        most = max(most, len(asked))
+    assert most > 4 and not [f for f in os.listdir(outs[0]) if ".part." in f]
+    assert planes(f"{outs[0]}/checkpoint-{STEPS}") == planes(f"{outs[1]}/checkpoint-{STEPS}")
+
+
 def failures_are_said(tmp, model):
     ini, out = ini_of(tmp, "fails", model, sampler(tmp, 0, 9))
     p = megatrain("run", ini, expect=9)
@@ -222,7 +256,7 @@ def servers_sample_by_the_scripts(tmp, model):
 def main(tmp):
     model = write_model(f"{tmp}/model", config("qwen3"))
     write_prompts(f"{tmp}/prompts.jsonl")
-    tests = (rounds_train_on_what_they_sample, kills_in_each_phase_change_no_bit, failures_are_said, own_generation_is_a_command,
+    tests = (rounds_train_on_what_they_sample, kills_in_each_phase_change_no_bit, groups_without_a_signal_are_refilled, failures_are_said, own_generation_is_a_command,
              servers_sample_by_the_scripts)
     for test in chosen(tests, first=(rounds_train_on_what_they_sample,)):
         test(tmp, model)
