@@ -7,7 +7,7 @@
 #include "base/fs.h"
 #include "rounds.h"
 
-int cli_answers_open(struct cli_answers *a, struct mt_config *cfg, const struct mt_inputs *in, struct mt_err *err)
+int cli_answers_open(struct cli_answers *a, struct mt_config *cfg, struct mt_inputs *in, struct mt_err *err)
 {
     struct cli_generation *g = &a->g;
     *g = (struct cli_generation){.cfg = cfg, .file = cfg->eval.generate, .samples = 1, .at_once = SIZE_MAX};
@@ -20,6 +20,8 @@ int cli_answers_open(struct cli_answers *a, struct mt_config *cfg, const struct 
     if (!rc && g->longest + g->g.n_new > (size_t)cfg->numerics.seq_len)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: the longest prompt has %zu tokens, which with eval.generate_tokens = %zu are more than "
                      "data.seq_len = %lld: shorten one of them", g->file, g->longest, g->g.n_new, (long long)cfg->numerics.seq_len);
+    in->n_answers = g->n;
+    in->answer_len = g->longest + g->g.n_new;
     return rc;
 }
 

@@ -291,6 +291,10 @@ int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_arg
     rc = rc ?: load_machine(v, args, err);
     v->request.machine = &v->machine;
     v->request.layout = v->layout;
+    size_t row = v->request.draws;
+    if (!rc && trains && row) /* as if there were many prompts, as long as their answers: they are not read */
+        v->request.cache = mt_inputs_answers_cache(&v->request.draws, v->layout, row,
+                                                   MT_MIN(row, 2 * (size_t)v->cfg->eval.generate_tokens), SIZE_MAX);
     v->request.halves = v->halves;
     v->request.train = trains;
     v->request.top = (size_t)cli_whole(args, "score", 0);

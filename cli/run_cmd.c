@@ -159,6 +159,11 @@ static int prepare(struct run *r, struct mt_err *err)
         if (!rc)
             mt_inputs_say_rate(&r->in[i]);
     }
+    bool answers = r->learner->cfg->eval.generate[0];
+    if (!rc && answers && (r->n > 1 || r->cluster))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.generate is of one run on one host: remove it");
+    if (!rc && answers)
+        rc = cli_answers_open(&r->learner->answers, r->learner->cfg, r->in, err);
     mt_train_phase(&control, "opening the device and choosing placements");
     rc = rc ?: r->n == 1 ? mt_setup_open_on_hosts(&r->setup, r->in, r->cluster, err)
                          : mt_setup_open_shared(&r->setup, r->in, r->n, err);
@@ -169,11 +174,6 @@ static int prepare(struct run *r, struct mt_err *err)
         cli_print_memory(&memory);
     }
     rc = rc ?: mt_memory_check(&memory, err);
-    bool answers = r->learner->cfg->eval.generate[0];
-    if (!rc && answers && (r->n > 1 || r->cluster))
-        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.generate is of one run on one host: remove it");
-    if (!rc && answers)
-        rc = cli_answers_open(&r->learner->answers, r->learner->cfg, r->in, err);
     for (size_t i = 0; i < r->n && !rc && !cli_arg(r->args, "no-save"); i++)
         learner_check_space(&r->learner[i], &memory);
     return rc;

@@ -58,6 +58,7 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .grad_bytes = mt_dtype_size(p->numerics.grad_dtype),
         .count_bytes = p->numerics.router_aux_loss > 0 ? (size_t)p->layout->cfg.moe.n_experts * sizeof(int64_t) : 0,
         .piece_align = mt_piece_align(desc),
+        .draws_apart = p->train && p->cache.slots,
     };
 }
 
@@ -308,6 +309,21 @@ static int choose_mode(struct mt_engine_plan *plan, const struct mt_engine_param
     return -ENOSPC;
 }
 
+/* Of a step that draws between those that train: homes of its caches. */
+static int make_room_for_caches(struct mt_engine_plan *plan, struct mt_err *err)
+{
+    struct mt_program_params params = plan->program;
+    struct mt_program prog;
+    params.mode = MT_MODE_LOGITS;
+    params.n_micro = 1;
+    int rc = mt_program_place(&prog, &params, err);
+    if (rc)
+        return rc;
+    plan->spill_bytes = MT_MAX(plan->spill_bytes, prog.spill_bytes);
+    mt_program_finish(&prog);
+    return 0;
+}
+
 /* Where something is spilled, and how much, is known before a program is complete, but of a host's part after that. */
 static int place_program(struct mt_engine_plan *plan, struct mt_program *prog, struct mt_err *err)
 {
@@ -317,7 +333,7 @@ static int place_program(struct mt_engine_plan *plan, struct mt_program *prog, s
         return rc;
     plan->spill_bytes = prog->spill_bytes;
     plan->disk_spill_bytes = prog->disk_spill_bytes;
-    return 0;
+    return plan->program.draws_apart ? make_room_for_caches(plan, err) : 0;
 }
 
 static int complete_program(struct mt_engine_plan *plan, struct mt_program *prog, struct mt_err *err)

@@ -24,7 +24,8 @@ struct mt_engine_params {
     struct mt_placement placement;  /* auto: decided by budget.c; unit and budgets are not read */
     size_t max_tokens, max_docs, max_len, max_micro; /* of a micro-batch; max_micro: of a step, of all learners */
     size_t assumed_rows;            /* to predict times: tokens of a step, spread evenly over experts; else 0 */
-    struct mt_cache_shape cache;    /* of generation; slots 0: none. Only in evaluations, of one micro-batch */
+    struct mt_cache_shape cache;    /* of generation; slots 0: none. Of one micro-batch; where the engine
+                                       trains, of mt_engine_draw() alone */
     bool draws;                     /* tokens are drawn: mt_engine_draw() */
     size_t top;                     /* how many of the likeliest tokens of each loss row an evaluation finds; 0: none */
     bool train;                     /* false: evaluation only, no gradients or optimizer */

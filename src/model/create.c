@@ -255,7 +255,8 @@ static int alloc_device(mt_model *m, struct mt_err *err)
 /* With FP8 compute, codes of E4M3 are made from decoded weights. */
 static size_t coded_rows(const struct mt_model_params *p, mt_device *dev)
 {
-    bool takes = p->cache.slots && !p->fp8 && p->dtype == MT_BF16 && mt_layout_codes_multiply(p->layout);
+    bool generates = p->cache.slots && !p->backward;
+    bool takes = generates && !p->fp8 && p->dtype == MT_BF16 && mt_layout_codes_multiply(p->layout);
     return takes ? mt_device_limits(dev)->coded_rows : 0;
 }
 

@@ -171,9 +171,9 @@ static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
         {host.run_ids, b->run_ids, b->n_runs},
         {host.run_starts, b->run_starts, b->n_runs + 1},
         {host.order, b->order, b->n_tokens},
-        {host.past, b->past, host.past ? b->n_docs : 0},
+        {host.past, b->past, b->cache.slots ? b->n_docs : 0},
     };
-    for (int k = 0; host.past && k < MT_N_CACHE_KINDS; k++) {
+    for (int k = 0; b->cache.slots && k < MT_N_CACHE_KINDS; k++) {
         memcpy(host.table[k], b->table[k], b->n_docs * m->p.cache.ld[k] * sizeof(int32_t));
         dev->table_host[k] = host.table[k];
     }

@@ -272,7 +272,8 @@ static size_t attend_scratch(const struct mt_recipe *r, const struct mt_node *n,
                              .k = mt_rule_shape(r, &n->in[1]), .v = mt_rule_shape(r, &n->in[2]),
                              .o = mt_rule_shape(r, &n->out[0]), .cap = (float)r->spec->score_cap, .dtype = p->dtype};
     struct mt_attention_cached c = {.of = a};
-    return p->cache.slots ? mt_op_attention_cached_workspace(dev, &c) : mt_op_attention_workspace(dev, &a);
+    size_t whole = p->backward || !p->cache.slots ? mt_op_attention_workspace(dev, &a) : 0;
+    return p->cache.slots ? MT_MAX(whole, mt_op_attention_cached_workspace(dev, &c)) : whole;
 }
 
 /* Keys that a query sees, on average over documents of seq_len tokens. */

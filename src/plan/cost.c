@@ -137,6 +137,8 @@ int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, st
     t->on_call = p->on_call;
     t->ctx = p->ctx;
     t->engine_params = t->given = *p->engine;
+    if (t->given.train) /* steps that train have no cache */
+        t->engine_params.cache.slots = 0;
     size_t micro = (size_t)p->engine->numerics.micro_batch, rows = (size_t)p->engine->numerics.rows_per_step;
     t->n_micro = p->engine->max_micro;
     size_t rest = rows % micro;

@@ -117,7 +117,9 @@ static struct mt_engine_params params_of(const struct mt_plan_request *r, mt_dev
     p.max_micro = count_micro(r, (size_t)n->micro_batch);
     p.draws = r->draws > 0;
     p.cache = r->cache;
-    if (r->cache.slots) {
+    if (r->cache.slots && r->train) {
+        p.max_docs = MT_MAX(p.max_docs, r->cache.slots);
+    } else if (r->cache.slots) {
         p.max_tokens = r->draws;
         p.max_docs = r->cache.slots;
         p.max_micro = 1;
@@ -412,7 +414,7 @@ static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,
                                .link_gbps = r->link_gbps, .net = r->net, .cache = &r->cache,
                                .tokens = (double)(r->numerics.rows_per_step * r->numerics.seq_len)};
     const struct mt_moe *moe = &c->layout->cfg.moe;
-    if (r->cache.slots && moe->n_experts) {
+    if (r->cache.slots && !r->train && moe->n_experts) {
         sp.idle = pow(1 - (double)moe->top_k / (double)moe->n_experts, (double)r->cache.slots);
         sp.idle_groups = pow(sp.idle, (double)MT_MAX(c->layout->cut.expert_group, (size_t)1));
     }

@@ -241,7 +241,7 @@ bool mt_plan_wants_codes(const struct mt_plan_choice *c, const struct mt_plan_re
 {
     bool codes = r->halves && r->halves->cut.n_units == r->layout->cut.n_units;
     bool few = r->numerics.rows_per_step <= (int64_t)coded_rows && r->numerics.compute != MT_COMPUTE_FP8;
-    return codes && r->cache.slots &&
+    return codes && r->cache.slots && !r->train &&
            (c->engine.n_stay < c->layout->n_units || (few && mt_layout_codes_multiply(r->halves)));
 }
 

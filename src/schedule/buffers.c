@@ -77,6 +77,9 @@ static void device_bytes(const struct mt_program_params *p, int lane, size_t byt
             hold(p, bytes, MT_OBJ_WEIGHTS, u, p->units[u].weight_bytes);
         }
     }
+    for (const struct mt_value *v = p->values; p->draws_apart && v < p->values + p->n_values; v++)
+        if (v->kind == MT_OBJ_CACHE)
+            bytes[mt_program_pool_of(p, v)] = MT_MAX(bytes[mt_program_pool_of(p, v)], v->bytes);
 }
 
 void mt_program_buffer_bytes(const struct mt_program_params *p, int lane, size_t bytes[MT_N_POOLS])

@@ -11,6 +11,8 @@ static inline bool mt_use_is_made(const struct mt_program_params *p, const struc
     const struct mt_value *v = &p->values[u->value];
     if ((mt_kinds[v->kind].training && p->mode != MT_MODE_TRAIN) || (mt_kinds[v->kind].returns && !v->bytes))
         return false;
+    if (v->kind == MT_OBJ_CACHE && p->draws_apart && p->mode != MT_MODE_LOGITS)
+        return false;
     return !mt_kinds[v->kind].trained || p->units[v->unit].trainable;
 }
 /** How many objects a value has, and which of them an operation for the micro-batch uses. */

@@ -119,6 +119,7 @@ struct mt_program_params {
                                      0: it does not. Of several lanes only by_data */
     size_t piece_elems;           /* of updates from disk: a multiple of piece_align */
     size_t piece_align;           /* elements that are whole pages of every plane, a multiple of MT_PIECE_ALIGN */
+    bool draws_apart;             /* caches are in programs of MT_MODE_LOGITS alone; buffers have room for them */
     bool spill_disk;              /* activations that leave the device may be spilled to the disk */
     int n_lanes;                  /* 0: one */
     bool by_data;                 /* lanes share the groups, not the units: a unit's lanes are where its gradient is added

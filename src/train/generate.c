@@ -352,9 +352,9 @@ static void finish(struct generator *x)
 int mt_generate(struct mt_session *s, const struct mt_generation *g, struct mt_gen_text *texts, size_t n,
                 struct mt_gen_stats *stats, struct mt_err *err)
 {
-    const struct mt_inputs *in = s->setup->in;
-    struct generator x = {.s = s, .g = g, .cache = &in->cache, .text = texts, .n = n, .tokens = in->draws,
-                          .slots = in->cache.slots ? in->cache.slots : mt_engine_max_micro(s->engine)};
+    const struct mt_plan_request *r = &s->setup->request;
+    struct generator x = {.s = s, .g = g, .cache = &r->cache, .text = texts, .n = n, .tokens = r->draws,
+                          .slots = r->cache.slots ? r->cache.slots : mt_engine_max_micro(s->engine)};
     int64_t began = mt_now_ns();
     int rc = begin(&x, err);
     while (!rc && x.said < n) {

@@ -53,7 +53,8 @@ struct mt_gen_stats {
 };
 
 /** Goes on with n texts, of which prompt and stream are set and the rest is 0; finish each, after an error, too. The
- * session's inputs were opened by mt_inputs_open_model() for the longest of them with n_new. */
+ * session's inputs were opened by mt_inputs_open_model() for the longest of them with n_new, or have that as
+ * answer_len. */
 int mt_generate(struct mt_session *s, const struct mt_generation *g, struct mt_gen_text *texts, size_t n,
                 struct mt_gen_stats *stats, struct mt_err *err);
 void mt_gen_text_finish(struct mt_gen_text *t);

@@ -488,6 +488,15 @@ struct mt_cache_shape mt_inputs_cache(size_t *draws, const struct mt_layout *l, 
     return c;
 }
 
+struct mt_cache_shape mt_inputs_answers_cache(size_t *draws, const struct mt_layout *l, size_t row, size_t max_len,
+                                              size_t n_texts)
+{
+    enum { TEXTS = 16 }; /* more take host memory from the run */
+    struct mt_cache_shape c = mt_inputs_cache(draws, l, max_len, MT_MIN(MT_MIN(n_texts, (size_t)TEXTS), row), 0);
+    *draws = c.slots ? MT_MIN(*draws, row) : row;
+    return c;
+}
+
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, size_t n_texts,
                          size_t most_tokens, struct mt_err *err)
 {

@@ -36,6 +36,7 @@ struct mt_inputs {
                                            with, random ones if model.init says so */
     struct mt_cache_shape cache;        /* that generation is to have, and */
     size_t draws;                       /* most tokens of its passes; 0: it does not generate */
+    size_t n_answers, answer_len;       /* of a run: prompts that it answers; most tokens of one with its answer */
     size_t top;                         /* likeliest tokens of each row that an evaluation finds; 0: none */
     struct mt_split split, held_out;
     mt_sampler *sampler, *eval_sampler; /* NULL: nothing to train, or to evaluate, on */
@@ -63,6 +64,9 @@ uint64_t mt_inputs_prepared_rows(struct mt_config *cfg, const struct mt_hf_confi
  * most. slots 0: the model has none. */
 struct mt_cache_shape mt_inputs_cache(size_t *draws, const struct mt_layout *l, size_t max_len, size_t n_texts,
                                       size_t most_tokens);
+/** The same for answers that a run makes between its steps (eval.generate), in passes no larger than a row. */
+struct mt_cache_shape mt_inputs_answers_cache(size_t *draws, const struct mt_layout *l, size_t row, size_t max_len,
+                                              size_t n_texts);
 /** Opens a model without data, to generate n_texts texts at a time of up to max_len tokens each, with a cache if the model's
  * layers have one; most_tokens: of so many texts together at most, 0: n_texts of max_len. */
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, size_t n_texts,

@@ -268,6 +268,9 @@ static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum m
     s->request.cache = in->cache;
     if (in->draws || !s->request.train)
         s->request.draws = in->draws;
+    else if (in->n_answers)
+        s->request.cache = mt_inputs_answers_cache(&s->request.draws, in->layout, s->request.draws, in->answer_len,
+                                                   in->n_answers);
     rc = rc ?: request_hosts(s, err)
             ?: decide(s, &limits, err)
             ?: check_copies(s, err);

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluation by generation: answers to held-out prompts at each evaluation are those that generate gives with the same
-weights, and cost no bit of the training; their mean reward chooses the best; a policy's rounds have them when they are due."""
+weights, from a cache, and cost no bit of the training; their mean reward chooses the best; a policy's rounds have them when they are due."""
 import json
 import os
 import tempfile
@@ -23,7 +23,8 @@ def answers_are_what_generate_says(tmp, model, data):
     megatrain("-q", "run", write_ini(plain + ".ini", base(model, data, plain, **keys)))
     for name, over in (("kept", {}), ("cut", dict(memory__slots=2, memory__activations="recompute")), ("undone", dict(data__eval=""))):
         out = f"{tmp}/{name}"
-        megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, **{**keys, **over}, eval__generate=held, eval__generate_tokens=9)))
+        said = megatrain("run", write_ini(out + ".ini", base(model, data, out, **{**keys, **over}, eval__generate=held, eval__generate_tokens=9))).stderr
+        assert "keys and values " in said, said
         assert name == "undone" or planes(f"{out}/checkpoint-4") == planes(f"{plain}/checkpoint-4"), name  # there all data are trained
         assert [x["step"] for x in metrics(out) if "eval_loss" in x] == [0, 2, 4], metrics(out)
         for step in (0, 2, 4):
