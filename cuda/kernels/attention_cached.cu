@@ -152,19 +152,14 @@ template <typename T> static __global__ void __launch_bounds__(CHUNK, 4) attend_
         a.of.lse[(first + threadIdx.x) * a.of.n + token] = max[threadIdx.x] + logf(sum[threadIdx.x]);
 }
 
-template <typename T> static cudaError_t run(const mt_attention_cached *a, cudaStream_t stream)
+cudaError_t mt_cuda_attention_cached(const struct mt_attention_cached *a, cudaStream_t stream)
 {
     size_t group = a->of.q.n / a->of.k.n, parts = (group + HEADS - 1) / HEADS;
     if (a->of.q.dim > WIDEST || a->of.v.dim > WIDEST)
         return cudaErrorInvalidValue;
     mt_attention_cached device = *a; /* kernels read no memory of the host */
     device.of.cu_seqlens_host = device.past_host = device.table_host = nullptr;
-    cudaError_t rc = MT_LAUNCH(append_rows<T>, grid_of(a->of.n), CHUNK, 0, stream, device);
+    cudaError_t rc = MT_LAUNCH_OF(a->of.dtype, append_rows, grid_of(a->of.n), CHUNK, 0, stream, device);
     dim3 grid(static_cast<unsigned>(a->of.n), static_cast<unsigned>(a->of.k.n * parts));
-    return rc == cudaSuccess ? MT_LAUNCH(attend_rows<T>, grid, CHUNK, 0, stream, device) : rc;
-}
-
-cudaError_t mt_cuda_attention_cached(const struct mt_attention_cached *a, cudaStream_t stream)
-{
-    return a->of.dtype == MT_BF16 ? run<bf16>(a, stream) : run<float>(a, stream);
+    return rc == cudaSuccess ? MT_LAUNCH_OF(a->of.dtype, attend_rows, grid, CHUNK, 0, stream, device) : rc;
 }

@@ -68,40 +68,29 @@ static __global__ void __launch_bounds__(THREADS) sum_heads(struct mt_attention_
     }
 }
 
-template <typename T, int N> static cudaError_t forward(const struct mt_attention_sink *a, cudaStream_t stream)
-{
-    size_t vecs = a->o.n * a->o.dim / N;
-    row_tiles t = tile_rows(a->n, vecs, UNROLL);
-    return MT_LAUNCH((scale_heads<T, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, vecs, t.columns);
-}
-
-template <typename T> static cudaError_t run_forward(const struct mt_attention_sink *a, cudaStream_t stream)
-{
-    bool vector = heads_aligned<T>(a->o);
-    cudaError_t rc = vector ? forward<T, VEC<T>>(a, stream) : forward<T, 1>(a, stream);
-    dim3 grid = grid_of(ceil_div(a->n * a->o.n, THREADS));
-    return rc == cudaSuccess ? MT_LAUNCH(add_to_lse<T>, grid, THREADS, 0, stream, *a) : rc;
-}
-
 cudaError_t mt_cuda_attention_sink(const struct mt_attention_sink *a, cudaStream_t stream)
 {
-    return a->dtype == MT_BF16 ? run_forward<bf16>(a, stream) : run_forward<float>(a, stream);
-}
-
-template <typename T>
-static cudaError_t run_backward(const struct mt_attention_sink_bwd *a, size_t rows, cudaStream_t stream)
-{
-    dim3 grid = grid_of(ceil_div(a->n, rows)), block(WARP, WARPS);
-    if (heads_aligned<T>(a->o) && heads_aligned<T>(a->d_o))
-        return MT_LAUNCH((sum_heads<T, VEC<T>>), grid, block, 0, stream, *a, rows);
-    return MT_LAUNCH((sum_heads<T, 1>), grid, block, 0, stream, *a, rows);
+    cudaError_t rc = for_dtype(a->dtype, [=](auto t) {
+        using T = decltype(t);
+        return for_widths<T>(heads_aligned<T>(a->o), [=](auto v) {
+            size_t vecs = a->o.n * a->o.dim / v.n;
+            row_tiles tiles = tile_rows(a->n, vecs, UNROLL);
+            return MT_LAUNCH((scale_heads<T, v.n>), grid_of(tiles.blocks), dim3(tiles.x, tiles.y), 0, stream, *a, vecs,
+                             tiles.columns);
+        });
+    });
+    dim3 grid = grid_of(ceil_div(a->n * a->o.n, THREADS));
+    return rc == cudaSuccess ? MT_LAUNCH_OF(a->dtype, add_to_lse, grid, THREADS, 0, stream, *a) : rc;
 }
 
 cudaError_t mt_cuda_attention_sink_bwd(const struct mt_attention_sink_bwd *a, cudaStream_t stream)
 {
-    size_t rows = mt_cuda_sum_rows(a->n);
-    cudaError_t rc =
-        a->dtype == MT_BF16 ? run_backward<bf16>(a, rows, stream) : run_backward<float>(a, rows, stream);
-    const float *partials = static_cast<const float *>(a->workspace);
-    return rc == cudaSuccess ? mt_cuda_fold(a->dsinks, partials, ceil_div(a->n, rows), a->o.n, a->o.n, stream) : rc;
+    size_t rows = mt_cuda_sum_rows(a->n), blocks = ceil_div(a->n, rows);
+    cudaError_t rc = for_dtype(a->dtype, [=](auto t) {
+        using T = decltype(t);
+        return for_widths<T>(heads_aligned<T>(a->o) && heads_aligned<T>(a->d_o), [=](auto v) {
+            return MT_LAUNCH((sum_heads<T, v.n>), grid_of(blocks), dim3(WARP, WARPS), 0, stream, *a, rows);
+        });
+    });
+    return mt_cuda_fold_after(rc, a->dsinks, a->workspace, blocks, a->o.n, a->o.n, stream);
 }

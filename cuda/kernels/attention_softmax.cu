@@ -145,31 +145,29 @@ static dim3 grid_of_rows(const mt_cuda_scores *t)
     return dim3(static_cast<unsigned>(t->rows), static_cast<unsigned>(t->n_heads), 1);
 }
 
-/* The kernel of a tile's dtype, with a cap or without. */
-#define BY_KIND(kernel)                                                                                               \
-    (t->dtype == MT_F32                                                                                               \
-         ? (t->cap > 0 ? MT_LAUNCH((kernel<float, true>), grid_of_rows(t), threads, 0, stream, *t)                    \
-                       : MT_LAUNCH((kernel<float, false>), grid_of_rows(t), threads, 0, stream, *t))                  \
-         : (t->cap > 0 ? MT_LAUNCH((kernel<bf16, true>), grid_of_rows(t), threads, 0, stream, *t)                     \
-                       : MT_LAUNCH((kernel<bf16, false>), grid_of_rows(t), threads, 0, stream, *t)))
-
 cudaError_t mt_cuda_softmax(const mt_cuda_scores *t, cudaStream_t stream)
 {
     unsigned threads = threads_for(ceil_div(t->n_keys, COLUMNS), 256);
-    return BY_KIND(softmax_rows);
+    return for_flag(t->cap > 0, [=](auto cap) {
+        return for_dtype(t->dtype, [=](auto x) {
+            return MT_LAUNCH((softmax_rows<decltype(x), cap.value>), grid_of_rows(t), threads, 0, stream, *t);
+        });
+    });
 }
 
 cudaError_t mt_cuda_softmax_bwd(const mt_cuda_scores *t, cudaStream_t stream)
 {
     unsigned threads = threads_for(ceil_div(t->n_keys, COLUMNS), 256);
-    return BY_KIND(softmax_bwd_rows);
+    return for_flag(t->cap > 0, [=](auto cap) {
+        return for_dtype(t->dtype, [=](auto x) {
+            return MT_LAUNCH((softmax_bwd_rows<decltype(x), cap.value>), grid_of_rows(t), threads, 0, stream, *t);
+        });
+    });
 }
 
 cudaError_t mt_cuda_store_heads(const struct mt_heads *dst, enum mt_dtype dtype, const float *src, size_t rows,
                                 const struct mt_heads *add, size_t past, cudaStream_t stream)
 {
     unsigned threads = threads_for(dst->n * dst->dim, 256);
-    if (dtype == MT_F32)
-        return MT_LAUNCH(store_heads<float>, grid_of(rows), threads, 0, stream, *dst, src, rows, *add, past);
-    return MT_LAUNCH(store_heads<bf16>, grid_of(rows), threads, 0, stream, *dst, src, rows, *add, past);
+    return MT_LAUNCH_OF(dtype, store_heads, grid_of(rows), threads, 0, stream, *dst, src, rows, *add, past);
 }

@@ -48,29 +48,23 @@ static __global__ void __launch_bounds__(WARP *WARPS)
     store_floats<N>(static_cast<float *>(a.workspace) + block * a.c + column, sum);
 }
 
-template <typename T, int N, bool PRODUCT>
-static cudaError_t launch(const struct mt_bias_bwd *a, size_t rows, cudaStream_t stream)
-{
-    size_t tiles = ceil_div(a->c, static_cast<size_t>(N) * WARP), blocks = ceil_div(a->n, rows);
-    return MT_LAUNCH((sum_columns<T, N, PRODUCT>), grid_of(blocks * tiles), dim3(WARP, WARPS), 0, stream, *a, rows,
-                     static_cast<unsigned>(tiles));
-}
-
 template <typename T, bool PRODUCT>
-static cudaError_t run(const struct mt_bias_bwd *a, size_t rows, cudaStream_t stream)
+static cudaError_t run(const struct mt_bias_bwd *a, size_t rows, size_t blocks, cudaStream_t stream)
 {
     bool vecs = a->c % VEC<T> == 0 && rows_aligned<T>(a->dy, a->ld) && rows_aligned<T>(a->x, a->ld);
-    return vecs ? launch<T, VEC<T>, PRODUCT>(a, rows, stream) : launch<T, 1, PRODUCT>(a, rows, stream);
-}
-
-template <typename T> static cudaError_t run(const struct mt_bias_bwd *a, size_t rows, cudaStream_t stream)
-{
-    return a->x ? run<T, true>(a, rows, stream) : run<T, false>(a, rows, stream);
+    return for_widths<T>(vecs, [=](auto v) {
+        size_t tiles = ceil_div(a->c, static_cast<size_t>(v.n) * WARP);
+        return MT_LAUNCH((sum_columns<T, v.n, PRODUCT>), grid_of(blocks * tiles), dim3(WARP, WARPS), 0, stream, *a,
+                         rows, static_cast<unsigned>(tiles));
+    });
 }
 
 cudaError_t mt_cuda_bias_bwd(const struct mt_bias_bwd *a, cudaStream_t stream)
 {
-    size_t rows = mt_cuda_bias_bwd_rows(a->n, a->c);
-    cudaError_t rc = a->dtype == MT_BF16 ? run<bf16>(a, rows, stream) : run<float>(a, rows, stream);
-    return mt_cuda_fold_after(rc, a->db, a->workspace, ceil_div(a->n, rows), a->c, a->c, stream);
+    size_t rows = mt_cuda_bias_bwd_rows(a->n, a->c), blocks = ceil_div(a->n, rows);
+    cudaError_t rc = for_dtype(a->dtype, [=](auto t) {
+        using T = decltype(t);
+        return a->x ? run<T, true>(a, rows, blocks, stream) : run<T, false>(a, rows, blocks, stream);
+    });
+    return mt_cuda_fold_after(rc, a->db, a->workspace, blocks, a->c, a->c, stream);
 }

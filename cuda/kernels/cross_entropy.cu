@@ -212,17 +212,15 @@ static __global__ void __launch_bounds__(THREADS, 2) cross_entropy(struct mt_cro
         few_of_row<T>(a, row, logits, out);
 }
 
-template <typename T> static cudaError_t run(const struct mt_cross_entropy *a, cudaStream_t stream)
+cudaError_t mt_cuda_cross_entropy(const struct mt_cross_entropy *a, cudaStream_t stream)
 {
     if (a->vocab > INT_MAX - PIECE) /* targets and indices in a row are 32-bit */
         return cudaErrorInvalidValue;
-    bool vector_out = aligned_to(a->dlogits, 4 * sizeof(T)) && a->ld_dlogits % 4 == 0;
-    if (rows_aligned<float>(a->logits, a->ld))
-        return MT_LAUNCH((cross_entropy<T, true>), grid_of(a->n), THREADS, 0, stream, *a, vector_out);
-    return MT_LAUNCH((cross_entropy<T, false>), grid_of(a->n), THREADS, 0, stream, *a, vector_out);
-}
-
-cudaError_t mt_cuda_cross_entropy(const struct mt_cross_entropy *a, cudaStream_t stream)
-{
-    return a->dtype == MT_BF16 ? run<bf16>(a, stream) : run<float>(a, stream);
+    bool vector_out = aligned_to(a->dlogits, 4 * mt_dtype_size(a->dtype)) && a->ld_dlogits % 4 == 0;
+    return for_flag(rows_aligned<float>(a->logits, a->ld), [=](auto vector) {
+        return for_dtype(a->dtype, [=](auto t) {
+            return MT_LAUNCH((cross_entropy<decltype(t), vector.value>), grid_of(a->n), THREADS, 0, stream, *a,
+                             vector_out);
+        });
+    });
 }

@@ -58,15 +58,6 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <typename T, int FORMAT, bool NESTED>
-static cudaError_t run_nibbles(const struct mt_decode *a, cudaStream_t stream)
-{
-    size_t n = a->rows * a->cols;
-    return MT_LAUNCH((decode_nibbles<T, FORMAT, NESTED>),
-                     grid_of(ceil_div(n, static_cast<size_t>(VEC<T>) * THREADS * UNROLL)), THREADS, 0, stream, *a, n,
-                     values_of(FORMAT));
-}
-
 /* N divides a row, or is 1, so that N codes are of one block. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(256) decode_fp8(struct mt_decode a, size_t vecs, unsigned columns)
@@ -100,32 +91,23 @@ static __global__ void __launch_bounds__(256) decode_fp8(struct mt_decode a, siz
     }
 }
 
-template <typename T, int N> static cudaError_t run_fp8_by(const struct mt_decode *a, cudaStream_t stream)
-{
-    row_tiles t = tile_rows(a->rows, a->cols / N, UNROLL);
-    return MT_LAUNCH((decode_fp8<T, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, a->cols / N, t.columns);
-}
-
-template <typename T> static cudaError_t run_fp8(const struct mt_decode *a, cudaStream_t stream)
-{
-    return a->cols % VEC<T> ? run_fp8_by<T, 1>(a, stream) : run_fp8_by<T, VEC<T>>(a, stream);
-}
-
-template <typename T> static cudaError_t run(const struct mt_decode *a, cudaStream_t stream)
-{
-    if (mt_packed_formats[a->format].bytes)
-        return run_fp8<T>(a, stream);
-    if (a->format == MT_PACKED_NVFP4)
-        return run_nibbles<T, MT_PACKED_NVFP4, false>(a, stream);
-    if (a->format == MT_PACKED_INT4)
-        return run_nibbles<T, MT_PACKED_INT4, false>(a, stream);
-    if (a->format == MT_PACKED_MXFP4)
-        return run_nibbles<T, MT_PACKED_MXFP4, false>(a, stream);
-    return a->nested_scales ? run_nibbles<T, MT_PACKED_NF4, true>(a, stream)
-                            : run_nibbles<T, MT_PACKED_NF4, false>(a, stream);
-}
-
 cudaError_t mt_cuda_decode(const struct mt_decode *a, cudaStream_t stream)
 {
-    return a->dtype == MT_BF16 ? run<bf16>(a, stream) : run<float>(a, stream);
+    return for_dtype(a->dtype, [=](auto t) {
+        using T = decltype(t);
+        return for_format(*a, [=](auto format, auto nested) {
+            constexpr int FORMAT = format.value;
+            if constexpr (FORMAT == MT_PACKED_FP8) {
+                return for_widths<T>(a->cols % VEC<T> == 0, [=](auto v) {
+                    row_tiles tiles = tile_rows(a->rows, a->cols / v.n, UNROLL);
+                    return MT_LAUNCH((decode_fp8<T, v.n>), grid_of(tiles.blocks), dim3(tiles.x, tiles.y), 0, stream,
+                                     *a, a->cols / v.n, tiles.columns);
+                });
+            } else {
+                size_t n = a->rows * a->cols, per_block = static_cast<size_t>(VEC<T>) * THREADS * UNROLL;
+                return MT_LAUNCH((decode_nibbles<T, FORMAT, nested.value>), grid_of(ceil_div(n, per_block)), THREADS,
+                                 0, stream, *a, n, values_of(FORMAT));
+            }
+        });
+    });
 }

@@ -47,18 +47,16 @@ static __global__ void __launch_bounds__(THREADS) no_scale(struct mt_dora_scale 
     a.inverse[i] = 0.0f;
 }
 
-template <typename T> static cudaError_t run_scale(const struct mt_dora_scale *a, cudaStream_t stream)
-{
-    if (rows_aligned<T>(a->w, a->c))
-        return MT_LAUNCH((dora_scale<T, VEC<T>>), grid_of(a->n), THREADS, 0, stream, *a);
-    return MT_LAUNCH((dora_scale<T, 1>), grid_of(a->n), THREADS, 0, stream, *a);
-}
-
 cudaError_t mt_cuda_dora_scale(const struct mt_dora_scale *a, cudaStream_t stream)
 {
     if (!a->magnitude)
         return MT_LAUNCH(no_scale, grid_of(ceil_div(a->n, THREADS)), THREADS, 0, stream, *a);
-    return a->dtype == MT_BF16 ? run_scale<bf16>(a, stream) : run_scale<float>(a, stream);
+    return for_dtype(a->dtype, [=](auto t) {
+        using T = decltype(t);
+        return for_widths<T>(rows_aligned<T>(a->w, a->c), [=](auto v) {
+            return MT_LAUNCH((dora_scale<T, v.n>), grid_of(a->n), THREADS, 0, stream, *a);
+        });
+    });
 }
 
 /* O is T, or float. */
@@ -86,21 +84,13 @@ static __global__ void __launch_bounds__(256) scale_columns(struct mt_scale_colu
     store_either<O, N>(a.out, i, x);
 }
 
-template <typename T, typename O, int N>
-static cudaError_t launch_columns(const struct mt_scale_columns *a, cudaStream_t stream)
-{
-    row_tiles t = tile_rows(a->n, a->c / N, 1);
-    return MT_LAUNCH((scale_columns<T, O, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, t.columns);
-}
-
-template <typename T, typename O> static cudaError_t run_columns(const struct mt_scale_columns *a, cudaStream_t stream)
-{
-    return a->c % VEC<T> ? launch_columns<T, O, 1>(a, stream) : launch_columns<T, O, VEC<T>>(a, stream);
-}
-
 cudaError_t mt_cuda_scale_columns(const struct mt_scale_columns *a, cudaStream_t stream)
 {
-    if (a->out_dtype == MT_BF16)
-        return run_columns<bf16, bf16>(a, stream);
-    return a->dtype == MT_BF16 ? run_columns<bf16, float>(a, stream) : run_columns<float, float>(a, stream);
+    return for_dtypes(a->dtype, a->out_dtype, [=](auto x, auto out) {
+        return for_widths<decltype(x)>(a->c % VEC<decltype(x)> == 0, [=](auto v) {
+            row_tiles t = tile_rows(a->n, a->c / v.n, 1);
+            return MT_LAUNCH((scale_columns<decltype(x), decltype(out), v.n>), grid_of(t.blocks), dim3(t.x, t.y), 0,
+                             stream, *a, t.columns);
+        });
+    });
 }

@@ -50,23 +50,16 @@ static __global__ void __launch_bounds__(256) dropout(struct mt_dropout a, keys 
     store_either<O, N>(a.out, i, x);
 }
 
-template <typename T, typename O, int N> static cudaError_t launch(const struct mt_dropout *a, cudaStream_t stream)
+cudaError_t mt_cuda_dropout(const struct mt_dropout *a, cudaStream_t stream)
 {
-    row_tiles t = tile_rows(a->n, a->c / N, 1);
     keys s = {static_cast<uint32_t>(a->seed), static_cast<uint32_t>(a->seed >> 32), static_cast<uint32_t>(a->stream),
               static_cast<uint32_t>(a->stream >> 32), static_cast<uint64_t>(static_cast<double>(a->p) * 4294967296.0),
               1.0f / (1.0f - a->p)};
-    return MT_LAUNCH((dropout<T, O, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, s, t.columns);
-}
-
-template <typename T, typename O> static cudaError_t run(const struct mt_dropout *a, cudaStream_t stream)
-{
-    return a->c % VEC<T> ? launch<T, O, 1>(a, stream) : launch<T, O, VEC<T>>(a, stream);
-}
-
-cudaError_t mt_cuda_dropout(const struct mt_dropout *a, cudaStream_t stream)
-{
-    if (a->dtype == MT_F32)
-        return run<float, float>(a, stream);
-    return a->out_dtype == MT_BF16 ? run<bf16, bf16>(a, stream) : run<bf16, float>(a, stream);
+    return for_dtypes(a->dtype, a->out_dtype, [=](auto x, auto out) {
+        return for_widths<decltype(x)>(a->c % VEC<decltype(x)> == 0, [=](auto v) {
+            row_tiles t = tile_rows(a->n, a->c / v.n, 1);
+            return MT_LAUNCH((dropout<decltype(x), decltype(out), v.n>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream,
+                             *a, s, t.columns);
+        });
+    });
 }

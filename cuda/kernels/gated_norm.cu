@@ -126,36 +126,26 @@ static __global__ void __launch_bounds__(LANES<FIRST> *HEADS<FIRST>)
     }
 }
 
-template <typename T, bool FIRST> static cudaError_t run(const struct mt_gated_norm *a, cudaStream_t stream)
-{
-    dim3 grid = grid_of(ceil_div(a->n * a->x.n, HEADS<FIRST>));
-    return MT_LAUNCH((normalise<T, FIRST>), grid, dim3(LANES<FIRST>, HEADS<FIRST>), 0, stream, *a);
-}
-
-template <typename T> static cudaError_t run(const struct mt_gated_norm *a, cudaStream_t stream)
-{
-    return a->gate_first ? run<T, true>(a, stream) : run<T, false>(a, stream);
-}
-
 cudaError_t mt_cuda_gated_norm(const struct mt_gated_norm *a, cudaStream_t stream)
 {
-    return a->dtype == MT_BF16 ? run<bf16>(a, stream) : run<float>(a, stream);
-}
-
-template <typename T, bool FIRST> static cudaError_t backward(const struct mt_gated_norm_bwd *b, cudaStream_t stream)
-{
-    size_t rows = mt_cuda_sum_rows(b->fwd.n), blocks = ceil_div(b->fwd.n, rows), n = mt_gated_norm_weights(&b->fwd);
-    dim3 threads(LANES<FIRST>, HEADS<FIRST>);
-    cudaError_t rc = MT_LAUNCH((normalise_backward<T, FIRST>), grid_of(blocks), threads, 0, stream, *b, rows);
-    return mt_cuda_fold_after(rc, b->dw, b->workspace, blocks * HEADS<FIRST>, n, n, stream);
-}
-
-template <typename T> static cudaError_t backward(const struct mt_gated_norm_bwd *b, cudaStream_t stream)
-{
-    return b->fwd.gate_first ? backward<T, true>(b, stream) : backward<T, false>(b, stream);
+    return for_flag(a->gate_first, [=](auto first) {
+        constexpr bool FIRST = first.value;
+        dim3 grid = grid_of(ceil_div(a->n * a->x.n, HEADS<FIRST>)), threads(LANES<FIRST>, HEADS<FIRST>);
+        return for_dtype(a->dtype, [=](auto t) {
+            return MT_LAUNCH((normalise<decltype(t), FIRST>), grid, threads, 0, stream, *a);
+        });
+    });
 }
 
 cudaError_t mt_cuda_gated_norm_bwd(const struct mt_gated_norm_bwd *b, cudaStream_t stream)
 {
-    return b->fwd.dtype == MT_BF16 ? backward<bf16>(b, stream) : backward<float>(b, stream);
+    size_t rows = mt_cuda_sum_rows(b->fwd.n), blocks = ceil_div(b->fwd.n, rows), n = mt_gated_norm_weights(&b->fwd);
+    return for_flag(b->fwd.gate_first, [=](auto first) {
+        constexpr bool FIRST = first.value;
+        cudaError_t rc = for_dtype(b->fwd.dtype, [=](auto t) {
+            dim3 threads(LANES<FIRST>, HEADS<FIRST>);
+            return MT_LAUNCH((normalise_backward<decltype(t), FIRST>), grid_of(blocks), threads, 0, stream, *b, rows);
+        });
+        return mt_cuda_fold_after(rc, b->dw, b->workspace, blocks * HEADS<FIRST>, n, n, stream);
+    });
 }

@@ -19,9 +19,7 @@ static __global__ void __launch_bounds__(256) fill_bias(mt_cuda_bias_rows a)
 cudaError_t mt_cuda_fill_bias(const mt_cuda_bias_rows *a, cudaStream_t stream)
 {
     dim3 grid(static_cast<unsigned>(ceil_div(a->n, 256)), static_cast<unsigned>(a->m < 1024 ? a->m : 1024), 1);
-    if (a->d_dtype == MT_BF16)
-        return MT_LAUNCH((fill_bias<bf16, bf16>), grid, 256, 0, stream, *a);
-    if (a->dtype == MT_BF16)
-        return MT_LAUNCH((fill_bias<bf16, float>), grid, 256, 0, stream, *a);
-    return MT_LAUNCH((fill_bias<float, float>), grid, 256, 0, stream, *a);
+    return for_dtypes(a->dtype, a->d_dtype, [=](auto bias, auto d) {
+        return MT_LAUNCH((fill_bias<decltype(bias), decltype(d)>), grid, 256, 0, stream, *a);
+    });
 }

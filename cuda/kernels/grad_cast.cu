@@ -51,16 +51,14 @@ static __global__ void __launch_bounds__(THREADS)
         partials[blockIdx.x] = sum;
 }
 
-template <typename T> static cudaError_t run(const struct mt_grad_cast *a, cudaStream_t stream)
-{
-    dim3 grid = grid_of(ceil_div(a->n, MT_SUMSQ_BLOCK));
-    T *dst = static_cast<T *>(a->dst);
-    if (aligned_to(a->src, 16) && aligned_to(dst, 4 * sizeof(T)))
-        return MT_LAUNCH((cast_and_sum<T, true>), grid, THREADS, 0, stream, a->src, dst, a->partials, a->n);
-    return MT_LAUNCH((cast_and_sum<T, false>), grid, THREADS, 0, stream, a->src, dst, a->partials, a->n);
-}
-
 cudaError_t mt_cuda_grad_cast(const struct mt_grad_cast *a, cudaStream_t stream)
 {
-    return a->dst_dtype == MT_BF16 ? run<bf16>(a, stream) : run<float>(a, stream);
+    bool aligned = aligned_to(a->src, 16) && aligned_to(a->dst, 4 * mt_dtype_size(a->dst_dtype));
+    return for_flag(aligned, [=](auto vector) {
+        return for_dtype(a->dst_dtype, [=](auto t) {
+            using T = decltype(t);
+            return MT_LAUNCH((cast_and_sum<T, vector.value>), grid_of(ceil_div(a->n, MT_SUMSQ_BLOCK)), THREADS, 0,
+                             stream, a->src, static_cast<T *>(a->dst), a->partials, a->n);
+        });
+    });
 }

@@ -112,6 +112,26 @@ static __device__ __forceinline__ float scale_at(const struct mt_decode &a, size
         return fp8_scale(a, a.format == MT_PACKED_FP8R ? row : 0);
 }
 
+/* f() of the format, where FP8 stands for all of its kinds, and of whether scales are nested. */
+template <typename F> static inline cudaError_t for_format(const struct mt_decode &a, F f)
+{
+    const std::false_type plain;
+    switch (a.format) {
+    case MT_PACKED_NF4:
+        return for_flag(a.nested_scales, [=](auto nested) {
+            return f(std::integral_constant<int, MT_PACKED_NF4>(), nested);
+        });
+    case MT_PACKED_MXFP4:
+        return f(std::integral_constant<int, MT_PACKED_MXFP4>(), plain);
+    case MT_PACKED_INT4:
+        return f(std::integral_constant<int, MT_PACKED_INT4>(), plain);
+    case MT_PACKED_NVFP4:
+        return f(std::integral_constant<int, MT_PACKED_NVFP4>(), plain);
+    default:
+        return f(std::integral_constant<int, MT_PACKED_FP8>(), plain);
+    }
+}
+
 /* mt_f32_to_e4m3(). */
 static __device__ __forceinline__ uint32_t e4m3_of(float x)
 {

@@ -164,30 +164,17 @@ static __global__ void __launch_bounds__(WARPS *WARP, FORMAT == MT_PACKED_FP8 ? 
 }
 
 template <int FORMAT, bool NESTED, int NT>
-static cudaError_t run_of(const struct mt_packed_gemm *a, cudaStream_t stream)
+static cudaError_t run(const struct mt_packed_gemm *a, cudaStream_t stream)
 {
     size_t blocks = ceil_div(a->m, static_cast<size_t>(NT) * 8);
     return MT_LAUNCH((multiply<FORMAT, NESTED, NT>), grid_of(blocks * ceil_div(a->b.rows, ROWS)), WARPS * WARP, 0,
                      stream, *a, static_cast<unsigned>(blocks), values_of(FORMAT));
 }
 
-template <int FORMAT, bool NESTED> static cudaError_t run(const struct mt_packed_gemm *a, cudaStream_t stream)
-{
-    return a->m <= 8 ? run_of<FORMAT, NESTED, 1>(a, stream) : run_of<FORMAT, NESTED, 4>(a, stream);
-}
-
 cudaError_t mt_cuda_packed_gemm(const struct mt_packed_gemm *a, cudaStream_t stream)
 {
-    switch (a->b.format) {
-    case MT_PACKED_NF4:
-        return a->b.nested_scales ? run<MT_PACKED_NF4, true>(a, stream) : run<MT_PACKED_NF4, false>(a, stream);
-    case MT_PACKED_MXFP4:
-        return run<MT_PACKED_MXFP4, false>(a, stream);
-    case MT_PACKED_INT4:
-        return run<MT_PACKED_INT4, false>(a, stream);
-    case MT_PACKED_NVFP4:
-        return run<MT_PACKED_NVFP4, false>(a, stream);
-    default: /* FP8, whatever its scales are of */
-        return run<MT_PACKED_FP8, false>(a, stream);
-    }
+    return for_format(a->b, [=](auto format, auto nested) {
+        return a->m <= 8 ? run<format.value, nested.value, 1>(a, stream)
+                         : run<format.value, nested.value, 4>(a, stream);
+    });
 }

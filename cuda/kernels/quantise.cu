@@ -31,15 +31,13 @@ static __global__ void __launch_bounds__(THREADS) largest(const T *x, float *par
         parts[blockIdx.x] = float_of_bits(most);
 }
 
-template <typename T> static cudaError_t run_amax(const struct mt_amax *a, cudaStream_t stream)
-{
-    return MT_LAUNCH(largest<T>, MT_AMAX_PARTS, THREADS, 0, stream, static_cast<const T *>(a->x), a->parts, a->n,
-                     mt_amax_piece(a->n));
-}
-
 cudaError_t mt_cuda_amax(const struct mt_amax *a, cudaStream_t stream)
 {
-    return a->dtype == MT_BF16 ? run_amax<bf16>(a, stream) : run_amax<float>(a, stream);
+    return for_dtype(a->dtype, [=](auto t) {
+        using T = decltype(t);
+        return MT_LAUNCH(largest<T>, MT_AMAX_PARTS, THREADS, 0, stream, static_cast<const T *>(a->x), a->parts, a->n,
+                         mt_amax_piece(a->n));
+    });
 }
 
 /* mt_e4m3_factor(), of the bits of a magnitude. */
@@ -124,16 +122,13 @@ static __global__ void __launch_bounds__(THREADS) quantise(struct mt_quantise a,
     }
 }
 
-template <typename T, bool TURN> static cudaError_t run(const struct mt_quantise *a, cudaStream_t stream)
-{
-    size_t columns = ceil_div(a->cols, TILE * TURNS);
-    return MT_LAUNCH((quantise<T, TURN>), grid_of(ceil_div(a->rows, TILE) * columns), THREADS, 0, stream, *a,
-                     static_cast<unsigned>(columns));
-}
-
 cudaError_t mt_cuda_quantise(const struct mt_quantise *a, cudaStream_t stream)
 {
-    if (a->dtype == MT_BF16)
-        return a->codes_t ? run<bf16, true>(a, stream) : run<bf16, false>(a, stream);
-    return a->codes_t ? run<float, true>(a, stream) : run<float, false>(a, stream);
+    size_t columns = ceil_div(a->cols, TILE * TURNS);
+    return for_flag(a->codes_t, [=](auto turn) {
+        return for_dtype(a->dtype, [=](auto t) {
+            return MT_LAUNCH((quantise<decltype(t), turn.value>), grid_of(ceil_div(a->rows, TILE) * columns), THREADS,
+                             0, stream, *a, static_cast<unsigned>(columns));
+        });
+    });
 }

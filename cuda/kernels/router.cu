@@ -413,30 +413,20 @@ static __global__ void __launch_bounds__(ROWS *WARP) sum_probabilities(struct mt
 
 /* --- launchers -------------------------------------------------------------------------------- */
 
-template <typename T, typename L> static cudaError_t run_forward(const struct mt_router *a, cudaStream_t stream)
-{
-    dim3 grid = grid_of(ceil_div(a->n_padded, ROWS)), block(WARP, ROWS);
-    return MT_LAUNCH((route<T, L>), grid, block, shared_bytes(a->e), stream, *a);
-}
-
-template <typename T, typename L> static cudaError_t run_backward(const struct mt_router_bwd *a, cudaStream_t stream)
-{
-    dim3 grid = grid_of(ceil_div(a->n, ROWS)), block(WARP, ROWS);
-    return MT_LAUNCH((route_backward<T, L>), grid, block, shared_bytes(a->e), stream, *a);
-}
-
 cudaError_t mt_cuda_router(const struct mt_router *a, cudaStream_t stream)
 {
-    if (a->dtype == MT_BF16)
-        return a->logits_dtype == MT_BF16 ? run_forward<bf16, bf16>(a, stream) : run_forward<bf16, float>(a, stream);
-    return run_forward<float, float>(a, stream);
+    dim3 grid = grid_of(ceil_div(a->n_padded, ROWS)), block(WARP, ROWS);
+    return for_dtypes(a->dtype, a->logits_dtype, [=](auto t, auto logit) {
+        return MT_LAUNCH((route<decltype(t), decltype(logit)>), grid, block, shared_bytes(a->e), stream, *a);
+    });
 }
 
 cudaError_t mt_cuda_router_bwd(const struct mt_router_bwd *a, cudaStream_t stream)
 {
-    if (a->dtype == MT_BF16)
-        return a->logits_dtype == MT_BF16 ? run_backward<bf16, bf16>(a, stream) : run_backward<bf16, float>(a, stream);
-    return run_backward<float, float>(a, stream);
+    dim3 grid = grid_of(ceil_div(a->n, ROWS)), block(WARP, ROWS);
+    return for_dtypes(a->dtype, a->logits_dtype, [=](auto t, auto logit) {
+        return MT_LAUNCH((route_backward<decltype(t), decltype(logit)>), grid, block, shared_bytes(a->e), stream, *a);
+    });
 }
 
 cudaError_t mt_cuda_router_stats(const struct mt_router_stats *a, cudaStream_t stream)

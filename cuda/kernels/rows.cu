@@ -118,16 +118,14 @@ static __global__ void __launch_bounds__(FLAT_THREADS) add(const T *a, const T *
         store(out + rest, (a ? load(a + rest) : 0.0f) + scale * load(b + rest));
 }
 
-template <typename T> static cudaError_t run_add(const struct mt_add *a, cudaStream_t stream)
-{
-    return MT_LAUNCH(add<T>, grid_of(flat_blocks(a->n, VEC<T>)), FLAT_THREADS, 0, stream,
-                     static_cast<const T *>(a->a), static_cast<const T *>(a->b),
-                     static_cast<T *>(a->out), a->n, a->scale == 0 ? 1.0f : a->scale);
-}
-
 cudaError_t mt_cuda_add(const struct mt_add *a, cudaStream_t stream)
 {
-    return a->dtype == MT_BF16 ? run_add<bf16>(a, stream) : run_add<float>(a, stream);
+    return for_dtype(a->dtype, [=](auto t) {
+        using T = decltype(t);
+        return MT_LAUNCH(add<T>, grid_of(flat_blocks(a->n, VEC<T>)), FLAT_THREADS, 0, stream,
+                         static_cast<const T *>(a->a), static_cast<const T *>(a->b), static_cast<T *>(a->out), a->n,
+                         a->scale == 0 ? 1.0f : a->scale);
+    });
 }
 
 template <typename S, typename D>
@@ -154,20 +152,16 @@ static __global__ void __launch_bounds__(FLAT_THREADS)
     }
 }
 
-template <typename S, typename D>
-static cudaError_t run_cast(const struct mt_cast *a, cudaStream_t stream)
-{
-    return MT_LAUNCH((cast<S, D>), grid_of(flat_blocks(a->n, 4)), FLAT_THREADS, 0, stream,
-                     static_cast<const S *>(a->src), static_cast<D *>(a->dst), a->n);
-}
-
 cudaError_t mt_cuda_cast(const struct mt_cast *a, cudaStream_t stream)
 {
-    if (a->src_dtype == MT_BF16)
-        return a->dst_dtype == MT_BF16 ? run_cast<bf16, bf16>(a, stream)
-                                       : run_cast<bf16, float>(a, stream);
-    return a->dst_dtype == MT_BF16 ? run_cast<float, bf16>(a, stream)
-                                   : run_cast<float, float>(a, stream);
+    return for_dtype(a->src_dtype, [=](auto src) {
+        return for_dtype(a->dst_dtype, [=](auto dst) {
+            using S = decltype(src);
+            using D = decltype(dst);
+            return MT_LAUNCH((cast<S, D>), grid_of(flat_blocks(a->n, 4)), FLAT_THREADS, 0, stream,
+                             static_cast<const S *>(a->src), static_cast<D *>(a->dst), a->n);
+        });
+    });
 }
 
 /* --- join ------------------------------------------------------------------------------------- */
@@ -211,7 +205,7 @@ cudaError_t mt_cuda_join(const struct mt_join *a, cudaStream_t stream)
 {
     dim3 grid = grid_of(a->n / MT_JOIN_BLOCK);
     char *buf = static_cast<char *>(a->buf);
-    if (a->no_lo)
-        return MT_LAUNCH(join_block<true>, grid, JOIN_THREADS, 0, stream, buf);
-    return MT_LAUNCH(join_block<false>, grid, JOIN_THREADS, 0, stream, buf);
+    return for_flag(a->no_lo, [=](auto no_lo) {
+        return MT_LAUNCH(join_block<no_lo.value>, grid, JOIN_THREADS, 0, stream, buf);
+    });
 }

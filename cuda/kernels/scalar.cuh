@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include <cuda_runtime.h>
 
@@ -341,18 +342,42 @@ template <typename T> MT_DEVICE float sigmoid(float x)
 
 /* --- on the host ---------------------------------------------------------------------------- */
 
+/** f() of a value of the dtype's type, which a lambda names by decltype(). */
+template <typename F> static inline cudaError_t for_dtype(enum mt_dtype t, F f)
+{
+    return t == MT_BF16 ? f(bf16()) : f(float());
+}
+
+/** f() of values of two types: that of the dtype, and that of another one, which is the same or f32. */
+template <typename F> static inline cudaError_t for_dtypes(enum mt_dtype t, enum mt_dtype other, F f)
+{
+    if (t != MT_BF16)
+        return f(float(), float());
+    return other == MT_BF16 ? f(bf16(), bf16()) : f(bf16(), float());
+}
+
+/** f() of std::true_type or std::false_type. */
+template <typename F> static inline cudaError_t for_flag(bool flag, F f)
+{
+    return flag ? f(std::true_type()) : f(std::false_type());
+}
+
 /** A type and how many of it a thread takes at once, as a value. */
 template <typename T, int N> struct vectors {
     using type = T;
     static constexpr int n = N;
 };
 
-/** f() of vectors of the dtype; of single elements where rows of c are not whole vectors. */
+/** f() of vectors of T; of single elements where what it takes is not in whole vectors. */
+template <typename T, typename F> static inline cudaError_t for_widths(bool whole, F f)
+{
+    return whole ? f(vectors<T, VEC<T>>()) : f(vectors<T, 1>());
+}
+
+/** The same by the dtype, for rows of c. */
 template <typename F> static inline cudaError_t for_vectors(enum mt_dtype t, size_t c, F f)
 {
-    if (t == MT_BF16)
-        return c % VEC<bf16> ? f(vectors<bf16, 1>()) : f(vectors<bf16, VEC<bf16>>());
-    return c % VEC<float> ? f(vectors<float, 1>()) : f(vectors<float, VEC<float>>());
+    return for_dtype(t, [=](auto x) { return for_widths<decltype(x)>(c % VEC<decltype(x)> == 0, f); });
 }
 
 static inline bool aligned_to(const void *p, size_t bytes)
