@@ -10,17 +10,13 @@
 #include "scalar.cuh"
 
 static constexpr unsigned THREADS = 256, WIDE = 1024;
-static constexpr unsigned PIECE = MT_DIRECT_PIECE;
 
 static __global__ void __launch_bounds__(THREADS) row_means(struct mt_adafactor a, float *mean)
 {
     __shared__ float scratch[WARP];
     size_t row = blockIdx.x;
     const float *g = a.g + row * a.cols;
-    float sum = 0;
-    for (size_t i = threadIdx.x; i < a.cols; i += THREADS)
-        sum = fmaf(g[i], g[i], sum);
-    sum = block_sum(sum, scratch);
+    float sum = block_squares(0, a.cols, scratch, [=](size_t i) { return g[i]; });
     if (threadIdx.x == 0)
         mean[row] = sum / static_cast<float>(a.cols) + a.eps;
 }
@@ -48,14 +44,8 @@ static __global__ void __launch_bounds__(THREADS) column_sums(struct mt_adafacto
 template <typename T> static __global__ void __launch_bounds__(THREADS) sum_weights(struct mt_adafactor a, float *sums)
 {
     __shared__ float scratch[WARP];
-    size_t n = a.rows * a.cols, first = static_cast<size_t>(blockIdx.x) * PIECE;
     const T *w = static_cast<const T *>(a.w);
-    float sum = 0;
-    for (size_t i = first + threadIdx.x; i < first + PIECE && i < n; i += THREADS) {
-        float x = load(w + i);
-        sum = fmaf(x, x, sum);
-    }
-    sum = block_sum(sum, scratch);
+    float sum = piece_squares(a.rows * a.cols, scratch, [=](size_t i) { return load(w + i); });
     if (threadIdx.x == 0)
         sums[blockIdx.x] = sum;
 }
@@ -98,16 +88,13 @@ static __global__ void __launch_bounds__(THREADS) settle_columns(struct mt_adafa
 static __global__ void __launch_bounds__(THREADS) scale_elements(struct mt_adafactor a, struct mt_adafactor_space s)
 {
     __shared__ float scratch[WARP];
-    size_t n = a.rows * a.cols, first = static_cast<size_t>(blockIdx.x) * PIECE;
-    float sum = 0, mean = s.scalar[1];
-    for (size_t i = first + threadIdx.x; i < first + PIECE && i < n; i += THREADS) {
+    float mean = s.scalar[1];
+    float sum = piece_squares(a.rows * a.cols, scratch, [=](size_t i) {
         float u = a.g[i] / sqrtf(a.row[i / a.cols] / mean);
         if (a.col)
             u /= sqrtf(a.col[i % a.cols]);
-        a.g[i] = u;
-        sum = fmaf(u, u, sum);
-    }
-    sum = block_sum(sum, scratch);
+        return a.g[i] = u;
+    });
     if (threadIdx.x == 0)
         s.u[blockIdx.x] = sum;
 }

@@ -81,12 +81,7 @@ static __global__ void __launch_bounds__(THREADS) sum_rows(struct mt_apollo a, c
     size_t row = blockIdx.x;
     const float *g = a.g + row * a.cols;
     bool tall = a.rows >= a.cols;
-    float sum = 0;
-    for (size_t i = threadIdx.x; i < a.cols; i += THREADS) {
-        float d = g[i] * scales[tall ? row : i];
-        sum = fmaf(d, d, sum);
-    }
-    sum = block_sum(sum, scratch);
+    float sum = block_squares(0, a.cols, scratch, [=](size_t i) { return g[i] * scales[tall ? row : i]; });
     if (threadIdx.x == 0)
         sums[row] = sum;
 }

@@ -7,16 +7,11 @@
 #include "reduce.cuh"
 
 static constexpr unsigned THREADS = 256, WIDE = 1024;
-static constexpr unsigned PIECE = MT_DIRECT_PIECE;
 
 static __global__ void __launch_bounds__(THREADS) sum_pieces(struct mt_low_adam a)
 {
     __shared__ float scratch[WARP];
-    size_t first = static_cast<size_t>(blockIdx.x) * PIECE;
-    float sum = 0;
-    for (size_t i = first + threadIdx.x; i < first + PIECE && i < a.n; i += THREADS)
-        sum = fmaf(a.low[i], a.low[i], sum);
-    sum = block_sum(sum, scratch);
+    float sum = piece_squares(a.n, scratch, [=](size_t i) { return a.low[i]; });
     if (threadIdx.x == 0)
         a.workspace[1 + blockIdx.x] = sum;
 }
@@ -46,7 +41,7 @@ static __global__ void __launch_bounds__(THREADS) write_steps(struct mt_low_adam
 
 cudaError_t mt_cuda_low_adam(const struct mt_low_adam *a, cudaStream_t stream)
 {
-    size_t pieces = ceil_div(a->n, PIECE);
+    size_t pieces = ceil_div(a->n, MT_DIRECT_PIECE);
     cudaError_t rc = MT_LAUNCH(sum_pieces, grid_of(pieces), THREADS, 0, stream, *a);
     rc = MT_LAUNCH_NEXT(rc, add_pieces, 1, WIDE, 0, stream, a->workspace, pieces);
     return MT_LAUNCH_NEXT(rc, write_steps, grid_of(ceil_div(a->n, THREADS)), THREADS, 0, stream, *a);

@@ -8,7 +8,6 @@
 #include "scalar.cuh"
 
 static constexpr unsigned THREADS = 256, WIDE = 1024;
-static constexpr unsigned PIECE = MT_DIRECT_PIECE;
 
 /* The new momentum into *m; returns u. */
 static __device__ float step(float g, float *m, float mu)
@@ -20,14 +19,10 @@ static __device__ float step(float g, float *m, float mu)
 template <typename M> static __global__ void __launch_bounds__(THREADS) sum_steps(struct mt_muon a)
 {
     __shared__ float scratch[WARP];
-    size_t first = static_cast<size_t>(blockIdx.x) * PIECE;
-    const M *moment = static_cast<const M *>(a.m);
-    float sum = 0;
-    for (size_t i = first + threadIdx.x; i < first + PIECE && i < a.n; i += THREADS) {
-        float m = load(moment + i), u = step(a.g[i], &m, a.mu);
-        sum = fmaf(u, u, sum);
-    }
-    sum = block_sum(sum, scratch);
+    float sum = piece_squares(a.n, scratch, [=](size_t i) {
+        float m = load(static_cast<const M *>(a.m) + i);
+        return step(a.g[i], &m, a.mu);
+    });
     if (threadIdx.x == 0)
         a.workspace[1 + blockIdx.x] = sum;
 }
@@ -56,22 +51,17 @@ template <typename M, typename T> static __global__ void __launch_bounds__(THREA
     store(static_cast<T *>(a.x) + i, u);
 }
 
-template <typename M> static cudaError_t run(const struct mt_muon *a, cudaStream_t stream)
-{
-    size_t pieces = ceil_div(a->n, PIECE);
-    dim3 grid = grid_of(ceil_div(a->n, THREADS));
-    cudaError_t rc = MT_LAUNCH(sum_steps<M>, grid_of(pieces), THREADS, 0, stream, *a);
-    rc = MT_LAUNCH_NEXT(rc, find_factor, 1, WIDE, 0, stream, a->workspace, pieces);
-    if (rc != cudaSuccess)
-        return rc;
-    if (a->dtype == MT_BF16)
-        return MT_LAUNCH((write_steps<M, bf16>), grid, THREADS, 0, stream, *a);
-    return MT_LAUNCH((write_steps<M, float>), grid, THREADS, 0, stream, *a);
-}
-
 cudaError_t mt_cuda_muon(const struct mt_muon *a, cudaStream_t stream)
 {
-    return a->m_dtype == MT_BF16 ? run<bf16>(a, stream) : run<float>(a, stream);
+    size_t pieces = ceil_div(a->n, MT_DIRECT_PIECE);
+    cudaError_t rc = MT_LAUNCH_OF(a->m_dtype, sum_steps, grid_of(pieces), THREADS, 0, stream, *a);
+    rc = MT_LAUNCH_NEXT(rc, find_factor, 1, WIDE, 0, stream, a->workspace, pieces);
+    return for_dtype(a->m_dtype, [=](auto m) {
+        return for_dtype(a->dtype, [=](auto x) {
+            return MT_LAUNCH_NEXT(rc, (write_steps<decltype(m), decltype(x)>), grid_of(ceil_div(a->n, THREADS)),
+                                  THREADS, 0, stream, *a);
+        });
+    });
 }
 
 template <typename T> static __global__ void __launch_bounds__(THREADS) widen(struct mt_widen a)

@@ -48,6 +48,25 @@ static __device__ __forceinline__ float block_sum_of(const float *x, size_t n, f
     return block_sum(sum, scratch);
 }
 
+/** As block_sum(): the sum of the squares of f(i), first <= i < end, of which every blockDim.x-th is a thread's. */
+template <typename F>
+static __device__ __forceinline__ float block_squares(size_t first, size_t end, float *scratch, F f)
+{
+    float sum = 0;
+    for (size_t i = first + threadIdx.x; i < end; i += blockDim.x) {
+        float x = f(i);
+        sum = fmaf(x, x, sum);
+    }
+    return block_sum(sum, scratch);
+}
+
+/** The same over the block's piece of n elements, of MT_DIRECT_PIECE. */
+template <typename F> static __device__ __forceinline__ float piece_squares(size_t n, float *scratch, F f)
+{
+    size_t first = static_cast<size_t>(blockIdx.x) * MT_DIRECT_PIECE, end = first + MT_DIRECT_PIECE;
+    return block_squares(first, end < n ? end : n, scratch, f);
+}
+
 static __device__ __forceinline__ float larger(float a, float b)
 {
     return fmaxf(a, b);
