@@ -18,16 +18,12 @@
                    : mt_cuda_check(d, e, err, #name " of %s",                                      \
                                    mt_dev_op_describe(text, sizeof(text), MT_DEV_##ID, a));        \
     }
-MT_CUDA_KERNEL_OPS(LAUNCH)
+MT_DEVICE_OPS_OTHERS(LAUNCH, LAUNCH)
 #undef LAUNCH
 
-int mt_cuda_op_zero(mt_device *dev, const struct mt_zero *a, struct mt_err *err)
+cudaError_t mt_cuda_zero(const struct mt_zero *a, cudaStream_t stream)
 {
-    struct mt_cuda_device *d = mt_cuda(dev);
-    int rc = mt_cuda_enter(d, err);
-    return rc ? rc
-              : mt_cuda_check(d, cudaMemsetAsync(a->ptr, 0, a->bytes, mt_cuda_stream(d, MT_STREAM_COMPUTE)),
-                              err, "zero of %zu bytes", a->bytes);
+    return cudaMemsetAsync(a->ptr, 0, a->bytes, stream);
 }
 
 int mt_cuda_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err)

@@ -460,13 +460,18 @@ struct mt_scale_columns {
 
 /**
  * Every operation: X(ID, name, arguments), or W if it has a workspace. A new one is its arguments above and a row
- * here, its description in ops/<name>.c (device/op.h), its code in cpu/<name>.c, and a kernel in cuda/<name>.cu with a
- * line in cuda/kernels.h. Checks, messages, faults, costs, measuring, benchmark and conformance tests use the table.
+ * here, its description in ops/<name>.c (device/op.h), its code in cpu/<name>.c, and a kernel in cuda/<name>.cu.
+ * Checks, messages, faults, costs, measuring, benchmark and conformance tests use the table.
  */
 #define MT_DEVICE_OPS(X, W)                                                                        \
+    MT_DEVICE_OPS_PRODUCTS(X, W)                                                                   \
+    MT_DEVICE_OPS_OTHERS(X, W)
+/** Those that a device may leave to a library. */
+#define MT_DEVICE_OPS_PRODUCTS(X, W)                                                               \
     X(GEMM, gemm, struct mt_gemm)                                                                  \
     W(ATTENTION, attention, struct mt_attention)                                                   \
-    X(ATTENTION_BWD, attention_bwd, struct mt_attention_bwd)                                       \
+    X(ATTENTION_BWD, attention_bwd, struct mt_attention_bwd)
+#define MT_DEVICE_OPS_OTHERS(X, W)                                                                 \
     W(ATTENTION_CACHED, attention_cached, struct mt_attention_cached)                              \
     X(ATTENTION_SINK, attention_sink, struct mt_attention_sink)                                    \
     W(ATTENTION_SINK_BWD, attention_sink_bwd, struct mt_attention_sink_bwd)                        \
