@@ -40,41 +40,28 @@ static size_t partials_bytes(size_t n, size_t least_rows, size_t c)
     return MT_MIN(mt_div_up(n, least_rows), (size_t)MAX_PARTIALS) * c * sizeof(float);
 }
 
-size_t mt_cuda_rmsnorm_bwd_workspace(const struct mt_rmsnorm_bwd *a)
-{
-    return partials_bytes(a->n, MIN_ROWS, a->c);
-}
-
-size_t mt_cuda_layernorm_bwd_workspace(const struct mt_layernorm_bwd *a)
-{
-    return partials_bytes(a->n, MIN_ROWS, (a->biased ? 2 : 1) * a->c);
-}
+/* The workspace of an operation with arguments `a`, in which blocks of its n rows have c sums each. */
+#define SUMS(op, n, least_rows, c)                                                                 \
+    size_t mt_cuda_##op##_workspace(const struct mt_##op *a)                                       \
+    {                                                                                              \
+        return partials_bytes(a->n, least_rows, c);                                                \
+    }
+SUMS(attention_sink_bwd, n, MIN_ROWS, a->o.n)
+SUMS(delta_gates_bwd, fwd.n, MIN_BIAS_ROWS, 3 * a->fwd.a.n * a->fwd.a.dim)
+SUMS(gated_norm_bwd, fwd.n, MIN_ROWS,
+     (a->fwd.gate_first ? 1 : MT_CUDA_GATED_NORM_WARPS) * mt_gated_norm_weights(&a->fwd))
+SUMS(layernorm_bwd, n, MIN_ROWS, (a->biased ? 2 : 1) * a->c)
+SUMS(qk_rope_bwd, fwd.n, MIN_ROWS, 2 * a->dq.dim)
+SUMS(rmsnorm_bwd, n, MIN_ROWS, a->c)
+SUMS(router_stats, n, MIN_BIAS_ROWS, a->e)
+SUMS(shared_gate_bwd, n, MIN_ROWS, a->c)
+SUMS(xielu_bwd, n, MIN_ROWS, 2)
 
 /* With fewer columns there are more blocks, so that the number of sums is about the same. */
 size_t mt_cuda_bias_bwd_workspace(const struct mt_bias_bwd *a)
 {
     size_t most = (size_t)MAX_PARTIALS * BIAS_COLUMNS + a->c;
     return MT_MIN(mt_div_up(a->n, MIN_BIAS_ROWS) * a->c, most) * sizeof(float);
-}
-
-size_t mt_cuda_qk_rope_bwd_workspace(const struct mt_qk_rope_bwd *a)
-{
-    return partials_bytes(a->fwd.n, MIN_ROWS, 2 * a->dq.dim);
-}
-
-size_t mt_cuda_router_stats_workspace(const struct mt_router_stats *a)
-{
-    return partials_bytes(a->n, MIN_BIAS_ROWS, a->e);
-}
-
-size_t mt_cuda_shared_gate_bwd_workspace(const struct mt_shared_gate_bwd *a)
-{
-    return partials_bytes(a->n, MIN_ROWS, a->c);
-}
-
-size_t mt_cuda_attention_sink_bwd_workspace(const struct mt_attention_sink_bwd *a)
-{
-    return partials_bytes(a->n, MIN_ROWS, a->o.n);
 }
 
 /* The kernel needs none. */
@@ -92,22 +79,6 @@ size_t mt_cuda_short_conv_bwd_workspace(const struct mt_short_conv_bwd *a)
 {
     size_t blocks = MT_MIN(mt_div_up(a->fwd.n, MIN_CONV_ROWS), (size_t)MAX_CONV_PARTIALS);
     return blocks * a->fwd.x.n * a->fwd.x.dim * (a->fwd.taps + 1) * sizeof(float);
-}
-
-size_t mt_cuda_delta_gates_bwd_workspace(const struct mt_delta_gates_bwd *a)
-{
-    return partials_bytes(a->fwd.n, MIN_BIAS_ROWS, 3 * a->fwd.a.n * a->fwd.a.dim);
-}
-
-size_t mt_cuda_gated_norm_bwd_workspace(const struct mt_gated_norm_bwd *a)
-{
-    size_t of_block = a->fwd.gate_first ? 1 : MT_CUDA_GATED_NORM_WARPS;
-    return partials_bytes(a->fwd.n, MIN_ROWS, of_block * mt_gated_norm_weights(&a->fwd));
-}
-
-size_t mt_cuda_xielu_bwd_workspace(const struct mt_xielu_bwd *a)
-{
-    return partials_bytes(a->n, MIN_ROWS, 2);
 }
 
 size_t mt_cuda_packed_gemm_workspace(const struct mt_packed_gemm *)
