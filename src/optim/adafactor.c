@@ -76,15 +76,12 @@ static uint64_t update(const struct mt_optimizer *, const struct mt_update *u, e
     return mt_kernel_run(&k, isa);
 }
 
-#define STATE(name_, use_, bytes_)                                                                        \
-    {.name = name_, .use = use_, .dtype = MT_F32, .block = 1, .block_bytes = sizeof(float), .bytes = bytes_, \
-     .apart = true, .on_device = true}
 static const struct mt_optimizer adafactor = {
     .type = "adafactor", .title = "Adafactor", .state_type = MT_STATE_F32, .grain = 1, .n_states = 4,
-    .state = {[ROW] = STATE("exp_avg_sq_row", "means of squares (rows)", row_bytes),
-              [COL] = STATE("exp_avg_sq_col", "means of squares (columns)", col_bytes),
-              [VECTOR] = STATE("exp_avg_sq", "means of squares (vectors)", vector_bytes),
-              [SCALE] = STATE("scale", "scales of tensors", scale_bytes)},
+    .state = {[ROW] = MT_STATE_APART("exp_avg_sq_row", "means of squares (rows)", row_bytes, true),
+              [COL] = MT_STATE_APART("exp_avg_sq_col", "means of squares (columns)", col_bytes, true),
+              [VECTOR] = MT_STATE_APART("exp_avg_sq", "means of squares (vectors)", vector_bytes, true),
+              [SCALE] = MT_STATE_APART("scale", "scales of tensors", scale_bytes, true)},
     .n_keys = N_KEYS, .keys = keys, .lean_masters = true, .update = update, .direct = direct,
     .direct_scratch = scratch,
 };

@@ -17,13 +17,25 @@ void mt_adam_scalars(struct mt_kernel_scalars *s, double lr, struct mt_adam_rate
     s->eps = (float)r.eps;
 }
 
-void mt_adam_of_rest(struct mt_kernel *k, const struct mt_update *u, void *m, void *v, struct mt_adam_rates r)
+struct mt_kernel mt_adam_beside(const struct mt_update *u, int own, int rest)
 {
-    k->rule = MT_RULE_ADAMW;
-    k->state[0] = m;
-    k->state[1] = v;
-    k->state_type = MT_STATE_F32;
-    mt_adam_scalars(&k->s, u->lr, r, u->t - u->t0);
+    struct mt_kernel k = mt_kernel_of(u);
+    if (u->state[own]) {
+        k.rule = MT_RULE_SGD;
+        k.s.step = (float)u->lr;
+        return k;
+    }
+    k.rule = MT_RULE_ADAMW;
+    k.state[0] = u->state[rest];
+    k.state[1] = u->state[rest + 1];
+    k.state_type = MT_STATE_F32;
+    mt_adam_scalars(&k.s, u->lr, (struct mt_adam_rates){u->keys[0], u->keys[1], u->keys[2]}, u->t - u->t0);
+    return k;
+}
+
+size_t mt_rest_bytes(const struct mt_state_shape *t)
+{
+    return t->matrix ? 0 : t->n * sizeof(float);
 }
 
 enum { BETA1, BETA2, EPS, N_KEYS };

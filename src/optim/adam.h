@@ -29,7 +29,14 @@ struct mt_adam_rates {
 struct mt_kernel_scalars;
 void mt_adam_scalars(struct mt_kernel_scalars *s, double lr, struct mt_adam_rates r, uint64_t t);
 
-/** Makes k the update u of parameters that another optimizer leaves to AdamW, with moments m and v in FP32. */
+/**
+ * The update of an optimizer that makes directions of matrices on the device, which have the state `own`: their step is
+ * the direction. It leaves all other tensors to AdamW, with moments in FP32, the states from `rest` on; its first three
+ * keys are beta1, beta2 and eps.
+ */
 struct mt_kernel;
 struct mt_update;
-void mt_adam_of_rest(struct mt_kernel *k, const struct mt_update *u, void *m, void *v, struct mt_adam_rates r);
+struct mt_kernel mt_adam_beside(const struct mt_update *u, int own, int rest);
+/** Bytes of such a moment. */
+struct mt_state_shape;
+size_t mt_rest_bytes(const struct mt_state_shape *t);

@@ -59,8 +59,11 @@ size_t mt_block8_rest_bytes(const struct mt_state_shape *t);
     {.name = name_, .use = use_, .dtype = dtype_, .block = 1, .block_bytes = bytes_}
 #define MT_STATE_BLOCKS8(name_, use_) \
     {.name = name_, .use = use_, .block = MT_BLOCK8, .block_bytes = MT_BLOCK8_BYTES, .bytes = mt_block8_bytes}
-#define MT_STATE_REST(name_, use_)                                                                        \
-    {.name = name_, .use = use_ " (vectors)", .dtype = MT_F32, .block = 1, .block_bytes = sizeof(float), \
-     .bytes = mt_block8_rest_bytes, .apart = true}
+#define MT_STATE_REST(name_, use_) MT_STATE_APART(name_, use_ " (vectors)", mt_block8_rest_bytes, false)
+/** A state in FP32 of some tensors: those of which bytes_() is not 0. Each tensor's is kept by itself, on the device or
+ * for the host. */
+#define MT_STATE_APART(name_, use_, bytes_, on_device_)                                                      \
+    {.name = name_, .use = use_, .dtype = MT_F32, .block = 1, .block_bytes = sizeof(float), .bytes = bytes_, \
+     .apart = true, .on_device = on_device_}
 /** Sets state[] of the kernel from an update whose optimizer has `n` states, in one of the three types. */
 void mt_kernel_states(struct mt_kernel *k, const struct mt_update *u, enum mt_state_type type, int n);

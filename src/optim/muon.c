@@ -36,11 +36,6 @@ static size_t bf16_bytes(const struct mt_state_shape *t)
     return t->matrix ? t->n * sizeof(uint16_t) : 0;
 }
 
-static size_t rest_bytes(const struct mt_state_shape *t)
-{
-    return t->matrix ? 0 : t->n * sizeof(float);
-}
-
 /* Two matrices, two of their smaller side, sums. */
 struct space {
     void *y[2], *gram, *poly;
@@ -119,27 +114,17 @@ static int direct(const struct mt_optimizer *o, const struct mt_direction *d, st
 
 static uint64_t update(const struct mt_optimizer *, const struct mt_update *u, enum mt_isa isa)
 {
-    struct mt_kernel k = mt_kernel_of(u);
-    if (u->state[BUFFER]) {
-        k.rule = MT_RULE_SGD;
-        k.s.step = (float)u->lr;
-        return mt_kernel_run(&k, isa);
-    }
-    mt_adam_of_rest(&k, u, u->state[FIRST], u->state[SECOND],
-                    (struct mt_adam_rates){u->keys[BETA1], u->keys[BETA2], u->keys[EPS]});
+    struct mt_kernel k = mt_adam_beside(u, BUFFER, FIRST);
     return mt_kernel_run(&k, isa);
 }
 
-#define REST(name_, use_)                                                                                   \
-    {.name = name_, .use = use_, .dtype = MT_F32, .block = 1, .block_bytes = sizeof(float), .bytes = rest_bytes, \
-     .apart = true}
 #define MUON(type_, dtype_, size_, bytes_)                                                                  \
     {                                                                                                       \
         .type = "muon", .title = "Muon", .state_type = type_, .grain = 1, .n_states = 3,                    \
         .state = {[BUFFER] = {.name = "momentum_buffer", .use = "momentum (matrices)", .dtype = dtype_, .block = 1, \
                               .block_bytes = size_, .bytes = bytes_, .on_device = true},                    \
-                  [FIRST] = REST("exp_avg", "first moments (others)"),                                      \
-                  [SECOND] = REST("exp_avg_sq", "second moments (others)")},                                \
+                  [FIRST] = MT_STATE_APART("exp_avg", "first moments (others)", mt_rest_bytes, false),      \
+                  [SECOND] = MT_STATE_APART("exp_avg_sq", "second moments (others)", mt_rest_bytes, false)}, \
         .n_keys = N_KEYS, .keys = keys, .matrices = true, .lean_masters = true, .update = update,           \
         .direct = direct, .direct_scratch = scratch,                                                        \
     }

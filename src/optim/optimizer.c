@@ -37,14 +37,20 @@ const struct mt_optimizer *mt_optimizer_at(size_t k)
     return NULL;
 }
 
-double mt_optimizer_key(const struct mt_optimizer *o, const double slots[MT_OPTIMIZER_SLOTS], const char *name)
+/* NULL: it has none of that name, or is NULL. */
+static const struct mt_optimizer_key *own_key(const struct mt_optimizer *o, const char *name)
 {
     for (int i = 0; o && i < o->n_keys; i++)
-        if (!strcmp(o->keys[i].key.name, name)) {
-            double value = slots ? slots[mt_optimizer_slot_of(name)] : MT_AUTO;
-            return value == MT_AUTO ? o->keys[i].def : value;
-        }
-    return 0;
+        if (!strcmp(o->keys[i].key.name, name))
+            return &o->keys[i];
+    return NULL;
+}
+
+double mt_optimizer_key(const struct mt_optimizer *o, const double slots[MT_OPTIMIZER_SLOTS], const char *name)
+{
+    const struct mt_optimizer_key *key = own_key(o, name);
+    double value = key && slots ? slots[mt_optimizer_slot_of(name)] : MT_AUTO;
+    return !key ? 0 : value == MT_AUTO ? key->def : value;
 }
 
 const struct mt_optimizer *mt_optimizer_find(const char *type, enum mt_state_type state_type,
@@ -170,14 +176,6 @@ bool mt_optimizer_default(const char *type, const char *name, double *def)
             return true;
         }
     return false;
-}
-
-static const struct mt_optimizer_key *own_key(const struct mt_optimizer *o, const char *name)
-{
-    for (int i = 0; i < o->n_keys; i++)
-        if (!strcmp(o->keys[i].key.name, name))
-            return &o->keys[i];
-    return NULL;
 }
 
 int mt_optimizer_resolve_keys(const struct mt_optimizer *o, double slots[MT_OPTIMIZER_SLOTS], struct mt_err *err)

@@ -5,7 +5,6 @@
 
 #include "base/mem.h"
 #include "device/ops.h"
-#include "optim/kernel.h"
 
 static const uint64_t STREAM = UINT64_C(0xA7) << 56; /* of random projections */
 
@@ -17,11 +16,6 @@ size_t mt_low_rank(size_t rank, size_t rows, size_t cols)
 size_t mt_low_bytes(const struct mt_state_shape *t)
 {
     return t->matrix ? MT_MAX(t->rows, t->cols) * mt_low_rank(t->rank, t->rows, t->cols) * sizeof(float) : 0;
-}
-
-size_t mt_low_rest_bytes(const struct mt_state_shape *t)
-{
-    return t->matrix ? 0 : t->n * sizeof(float);
 }
 
 int mt_low_signs(const struct mt_direction *d, size_t n, double scale, uint64_t drawn, float *p, struct mt_err *err)
@@ -44,14 +38,7 @@ double mt_low_step(const struct mt_adam_rates *r, uint64_t t)
 
 uint64_t mt_low_update(const struct mt_optimizer *, const struct mt_update *u, enum mt_isa isa)
 {
-    struct mt_kernel k = mt_kernel_of(u);
-    struct mt_adam_rates r = {u->keys[0], u->keys[1], u->keys[2]};
-    if (u->state[MT_LOW_OWN]) {
-        k.rule = MT_RULE_SGD;
-        k.s.step = (float)u->lr;
-        return mt_kernel_run(&k, isa);
-    }
-    mt_adam_of_rest(&k, u, u->state[MT_LOW_REST_FIRST], u->state[MT_LOW_REST_SECOND], r);
-    k.s.eps /= k.s.sqrt_bc2;
+    struct mt_kernel k = mt_adam_beside(u, MT_LOW_OWN, MT_LOW_REST_FIRST);
+    k.s.eps /= k.rule == MT_RULE_ADAMW ? k.s.sqrt_bc2 : 1;
     return mt_kernel_run(&k, isa);
 }

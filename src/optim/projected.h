@@ -2,6 +2,7 @@
 #pragma once
 
 #include "optim/adam.h"
+#include "optim/kernel.h"
 #include "optim/optimizer.h"
 
 /**
@@ -13,9 +14,8 @@ enum { MT_LOW_FIRST, MT_LOW_SECOND, MT_LOW_OWN, MT_LOW_REST_FIRST, MT_LOW_REST_S
 
 /** Of a projection: at most the smaller side. */
 size_t mt_low_rank(size_t rank, size_t rows, size_t cols);
-/** Bytes of states: of a projected moment, and of a moment of other tensors. */
+/** Bytes of a projected moment. */
 size_t mt_low_bytes(const struct mt_state_shape *t);
-size_t mt_low_rest_bytes(const struct mt_state_shape *t);
 /** Makes p, n numbers of +scale and -scale: those of the tensor and `drawn`, however often they are made. */
 int mt_low_signs(const struct mt_direction *d, size_t n, double scale, uint64_t drawn, float *p, struct mt_err *err);
 /** The factor of a step with bias correction at update t. */
@@ -23,14 +23,11 @@ double mt_low_step(const struct mt_adam_rates *r, uint64_t t);
 /** update(): the direction is the step of a matrix. The first three keys are beta1, beta2 and eps. */
 uint64_t mt_low_update(const struct mt_optimizer *o, const struct mt_update *u, enum mt_isa isa);
 
-#define MT_LOW_STATE(name_, use_, bytes_, on_device_)                                                            \
-    {.name = name_, .use = use_, .dtype = MT_F32, .block = 1, .block_bytes = sizeof(float), .bytes = bytes_,     \
-     .apart = true, .on_device = on_device_}
 /** The states, of which one is the optimizer's own. */
 #define MT_LOW_STATES(...)                                                                                       \
     .n_states = MT_LOW_N_STATES,                                                                                 \
-    .state = {[MT_LOW_FIRST] = MT_LOW_STATE("low_exp_avg", "first moments (projected)", mt_low_bytes, true),     \
-              [MT_LOW_SECOND] = MT_LOW_STATE("low_exp_avg_sq", "second moments (projected)", mt_low_bytes, true), \
-              [MT_LOW_OWN] = MT_LOW_STATE(__VA_ARGS__, true),                                                    \
-              [MT_LOW_REST_FIRST] = MT_LOW_STATE("exp_avg", "first moments (others)", mt_low_rest_bytes, false), \
-              [MT_LOW_REST_SECOND] = MT_LOW_STATE("exp_avg_sq", "second moments (others)", mt_low_rest_bytes, false)}
+    .state = {[MT_LOW_FIRST] = MT_STATE_APART("low_exp_avg", "first moments (projected)", mt_low_bytes, true),   \
+              [MT_LOW_SECOND] = MT_STATE_APART("low_exp_avg_sq", "second moments (projected)", mt_low_bytes, true), \
+              [MT_LOW_OWN] = MT_STATE_APART(__VA_ARGS__, true),                                                  \
+              [MT_LOW_REST_FIRST] = MT_STATE_APART("exp_avg", "first moments (others)", mt_rest_bytes, false),   \
+              [MT_LOW_REST_SECOND] = MT_STATE_APART("exp_avg_sq", "second moments (others)", mt_rest_bytes, false)}
