@@ -8,8 +8,7 @@
 
 #include "base/log.h"
 #include "blas.h"
-#include "flash.h"
-#include "fused.h"
+#include "kernels.h"
 #include "workspace.h"
 
 static bool asked_for(const char *what)

@@ -6,7 +6,7 @@
 #include "cuda_priv.h"
 
 /**
- * Three implementations: kernels of our own on tensor cores (flash.h), for some widths of heads; cuDNN's fused attention,
+ * Three implementations: kernels of our own on tensor cores (kernels.h), for some widths of heads; cuDNN's fused attention,
  * if the build has it and it supports the shape; tiles of matrix products with a softmax between them, for every
  * shape. Our own come first on GPUs whose tensor cores they were written for (mt_cuda_own_first()), and their shapes
  * never go to cuDNN there, so that its workspace need not be; else cuDNN comes first, but for documents that go on,

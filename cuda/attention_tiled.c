@@ -13,8 +13,8 @@
  */
 #include "attention.h"
 #include "blas.h"
+#include "kernels.h"
 #include "workspace.h"
-#include "softmax.h"
 
 struct tile {
     size_t doc, len;      /* the document's first row, modulo 2^64 where it began before; its length */

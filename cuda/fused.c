@@ -24,7 +24,7 @@
 #include "attempt.h"
 #include "attention.h"
 #include "base/log.h"
-#include "documents.h"
+#include "kernels.h"
 #include "plans.h"
 #include "workspace.h"
 

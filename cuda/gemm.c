@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "blas.h"
 #include "choices.h"
-#include "gemm_bias.h"
+#include "kernels.h"
 #include "workspace.h"
 
 static const size_t workspace_bytes = MT_CUDA_BLAS_BYTES;

@@ -95,7 +95,7 @@ struct mt_cuda_tiled_buffers {
 /** Divides the arguments' workspace; if that is NULL only `bytes` is valid. */
 struct mt_cuda_tiled_buffers mt_cuda_tiled_buffers_of(const struct mt_attention *a);
 
-/* --- attention of our own (flash.h) ------------------------------------------------------------ */
+/* --- attention of our own (kernels.h) ------------------------------------------------------------ */
 
 /** Whether its kernels take the shape, whatever the layout. */
 bool mt_cuda_flash_takes(const struct mt_attention *a);
@@ -106,7 +106,6 @@ bool mt_cuda_own_first(int capability);
 struct mt_cuda_flash_buffers {
     void *tiles;  /* 16 bytes each, at most one a row of keys */
     float *delta; /* [q.n, n] */
-    struct mt_delta_kept kept; /* of what is carried */
     size_t bytes;
 };
 /** Divides the arguments' workspace; if that is NULL only `bytes` is valid. `bytes` grows with n. */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies between packed documents and padded sequences (documents.h). Each thread moves 16 bytes of a row. */
+/* Copies between packed documents and padded sequences (kernels.h). Each thread moves 16 bytes of a row. */
 #include "launch.cuh"
-#include "documents.h"
 #include "scalar.cuh"
 
 static __global__ void __launch_bounds__(256) fill_tables(mt_docs_tables t)

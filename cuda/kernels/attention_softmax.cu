@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The steps between the matrix products of tiled attention (softmax.h). A block handles one row of one head.
+ * The steps between the matrix products of tiled attention (kernels.h). A block handles one row of one head.
  *   softmax      p = exp(s - max) / sum, lse = max + log(sum)
  *   softmax_bwd  p = exp(s - lse), ds = p (dp - rowsum(d_o o)); where a row has one key, that sum is p dp
  * With a cap, s is first replaced by cap tanh(s / cap), and ds multiplied by 1 - tanh(s / cap)^2.
@@ -9,7 +9,6 @@
  */
 #include "reduce.cuh"
 #include "scalar.cuh"
-#include "softmax.h"
 
 static constexpr int COLUMNS = 4; /* columns of a thread at once: one 16-byte access of scores */
 

@@ -10,7 +10,6 @@
  * (tests/cuda), with eight warps where that is possible: four sub-cores have two each then, one of which can feed the
  * tensor cores while the other takes exponentials.
  */
-#include "flash.h"
 #include "mma.cuh"
 #include "reduce.cuh"
 #include "scalar.cuh"

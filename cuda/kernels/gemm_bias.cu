@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A block handles up to 256 columns of some rows. Bytes moved per element: those of C and D; the bias is cached. */
-#include "gemm_bias.h"
 #include "launch.cuh"
 #include "scalar.cuh"
 
