@@ -49,11 +49,9 @@ static enum mt_cuda_outcome compare(struct mt_cuda_device *d, const struct mt_cu
     enum mt_trial_verdict found = MT_TRIAL_OPEN;
     struct mt_trial t = results_of(c);
     char why[128] = "";
-    int rc = mt_trial_keep(d, &t, err);
-    if (!rc)
-        rc = mt_cuda_tiles(d, c, err);
-    if (!rc)
-        rc = mt_trial_judge(d, &t, &found, why, sizeof(why), err);
+    int rc = mt_trial_keep(d, &t, err)
+                 ?: mt_cuda_tiles(d, c, err)
+                 ?: mt_trial_judge(d, &t, &found, why, sizeof(why), err);
     if (!rc)
         *verdict = found;
     bool wrong = !rc && found == MT_TRIAL_TILES;

@@ -70,34 +70,26 @@ void mt_cuda_attention_describe(const struct mt_cuda_device *d, char *buf, size_
         snprintf(buf, len, d->flash ? "own" : "tiled");
 }
 
-void mt_cuda_attention_findings(struct mt_cuda_device *d, struct mt_str *out)
+void mt_cuda_attention_doubt(mt_device *dev)
 {
-    mt_trials_print(d->trials, out);
+    if (!mt_cuda(dev)->follows)
+        mt_trials_doubt(mt_cuda(dev)->trials);
 }
 
-bool mt_cuda_attention_adopt(struct mt_cuda_device *d, const char *text)
+bool mt_cuda_attention_share(mt_device *dev, mt_device *first)
 {
-    return mt_trials_read(d->trials, text);
-}
-
-void mt_cuda_attention_doubt(struct mt_cuda_device *d)
-{
-    if (!d->follows)
-        mt_trials_doubt(d->trials);
-}
-
-bool mt_cuda_attention_share(struct mt_cuda_device *d, struct mt_cuda_device *first)
-{
-    if (strcmp(d->trials->engine, first->trials->engine))
+    struct mt_cuda_device *d = mt_cuda(dev);
+    if (strcmp(d->trials->engine, mt_cuda(first)->trials->engine))
         return false;
     mt_trials_leave(&d->trials);
-    d->trials = mt_trials_join(first->trials);
+    d->trials = mt_trials_join(mt_cuda(first)->trials);
     d->follows = true;
     return true;
 }
 
-size_t mt_cuda_attention_distrust(struct mt_cuda_device *d, bool on)
+size_t mt_cuda_attention_distrust(mt_device *dev, bool on)
 {
+    struct mt_cuda_device *d = mt_cuda(dev);
     if (d->follows)
         return 0;
     if (on)

@@ -18,14 +18,11 @@ int mt_cuda_attention_create(struct mt_cuda_device *d, int multiprocessors, stru
 void mt_cuda_attention_destroy(struct mt_cuda_device *d);
 /** "cuDNN 9.19.0", "own" or "tiled": what comes first. */
 void mt_cuda_attention_describe(const struct mt_cuda_device *d, char *buf, size_t len);
-/** mt_device_findings(), mt_device_adopt_findings(), mt_device_doubt(). */
-void mt_cuda_attention_findings(struct mt_cuda_device *d, struct mt_str *out);
-bool mt_cuda_attention_adopt(struct mt_cuda_device *d, const char *text);
-void mt_cuda_attention_doubt(struct mt_cuda_device *d);
-/** mt_device_share_findings(). */
-bool mt_cuda_attention_share(struct mt_cuda_device *d, struct mt_cuda_device *first);
+/** mt_device_doubt(), mt_device_share_findings(). */
+void mt_cuda_attention_doubt(mt_device *dev);
+bool mt_cuda_attention_share(mt_device *dev, mt_device *first);
 /** mt_device_distrust(), mt_device_trust(). */
-size_t mt_cuda_attention_distrust(struct mt_cuda_device *d, bool on);
+size_t mt_cuda_attention_distrust(mt_device *dev, bool on);
 
 /* --- attention_tiled.c ------------------------------------------------------------------------- */
 

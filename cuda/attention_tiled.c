@@ -110,18 +110,23 @@ static int for_heads(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
     return rc;
 }
 
+/* alpha X Y': x is of the tile's queries, y of its keys. */
+static struct mt_cuda_product along_keys(enum mt_dtype dtype, const struct tile *t, struct heads h, float alpha,
+                                         const struct mt_heads *x, const struct mt_heads *y, float *out)
+{
+    size_t plane = t->rows * t->ld;
+    return (struct mt_cuda_product){
+        .m = t->rows, .n = t->n_keys, .k = x->dim, .d_dtype = MT_F32, .trans_b = true, .alpha = alpha,
+        .a = at(x, dtype, t->doc + t->q0, h.q), .lda = x->ld, .stride_a = h.q_step * x->stride,
+        .b = at(y, dtype, t->keys + t->k0, h.kv), .ldb = y->ld, .stride_b = h.kv_step * y->stride,
+        .d = out + h.q * plane, .ldd = t->ld, .stride_d = h.q_step * plane};
+}
+
 /* S = scale Q K' */
 static struct mt_cuda_product scores(const struct mt_attention_bwd *b, const struct tile *t,
                                      const struct mt_cuda_tiled_buffers *r, struct heads h)
 {
-    const struct mt_attention *a = &b->fwd;
-    size_t plane = t->rows * t->ld;
-    return (struct mt_cuda_product){
-        .m = t->rows, .n = t->n_keys, .k = a->q.dim, .d_dtype = MT_F32, .trans_b = true, .alpha = a->scale,
-        .a = at(&a->q, a->dtype, t->doc + t->q0, h.q), .lda = a->q.ld,
-        .stride_a = h.q_step * a->q.stride, .b = at(&a->k, a->dtype, t->keys + t->k0, h.kv),
-        .ldb = a->k.ld, .stride_b = h.kv_step * a->k.stride, .d = r->s + h.q * plane, .ldd = t->ld,
-        .stride_d = h.q_step * plane};
+    return along_keys(b->fwd.dtype, t, h, b->fwd.scale, &b->fwd.q, &b->fwd.k, r->s);
 }
 
 /* O = P V */
@@ -142,14 +147,7 @@ static struct mt_cuda_product probability_gradient(const struct mt_attention_bwd
                                                    const struct tile *t, const struct mt_cuda_tiled_buffers *r,
                                                    struct heads h)
 {
-    const struct mt_attention *a = &b->fwd;
-    size_t plane = t->rows * t->ld;
-    return (struct mt_cuda_product){
-        .m = t->rows, .n = t->n_keys, .k = a->v.dim, .d_dtype = MT_F32, .trans_b = true, .alpha = 1,
-        .a = at(&b->d_o, a->dtype, t->doc + t->q0, h.q), .lda = b->d_o.ld,
-        .stride_a = h.q_step * b->d_o.stride, .b = at(&a->v, a->dtype, t->keys + t->k0, h.kv),
-        .ldb = a->v.ld, .stride_b = h.kv_step * a->v.stride, .d = r->dp + h.q * plane, .ldd = t->ld,
-        .stride_d = h.q_step * plane};
+    return along_keys(b->fwd.dtype, t, h, 1, &b->d_o, &b->fwd.v, r->dp);
 }
 
 /* dV += P' dO, or with dS and Q: dK += scale dS' Q */
@@ -196,12 +194,10 @@ static int forward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd 
                         const struct tile *t, const struct mt_cuda_tiled_buffers *r, struct mt_err *err)
 {
     struct mt_cuda_scores s = scores_of(&b->fwd, t, r);
-    int rc = for_heads(d, b, t, r, (struct products){scores, false, "attention, scores"}, err);
-    if (!rc)
-        rc = mt_cuda_check(d, mt_cuda_softmax(&s, d->streams[MT_STREAM_COMPUTE]), err,
-                           "attention: softmax of %zu heads, [%zu, %zu]", s.n_heads, s.rows,
-                           s.n_keys);
-    return rc ? rc : for_heads(d, b, t, r, (struct products){outputs, false, "attention, outputs"}, err);
+    return for_heads(d, b, t, r, (struct products){scores, false, "attention, scores"}, err)
+        ?: mt_cuda_check(d, mt_cuda_softmax(&s, d->streams[MT_STREAM_COMPUTE]), err,
+                         "attention: softmax of %zu heads, [%zu, %zu]", s.n_heads, s.rows, s.n_keys)
+        ?: for_heads(d, b, t, r, (struct products){outputs, false, "attention, outputs"}, err);
 }
 
 int mt_cuda_tiled_attention(struct mt_cuda_device *d, const struct mt_attention *a,
@@ -231,18 +227,13 @@ static int backward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd
     s.ds = r->ds;
     s.o = from_row(&a->o, a->dtype, t->doc + t->q0);
     s.d_o = from_row(&b->d_o, a->dtype, t->doc + t->q0);
-    int rc = for_heads(d, b, t, r, (struct products){scores, false, "attention_bwd, scores"}, err);
-    if (!rc)
-        rc = for_heads(d, b, t, r, (struct products){probability_gradient, false, "attention_bwd, dP"}, err);
-    if (!rc)
-        rc = mt_cuda_check(d, mt_cuda_softmax_bwd(&s, d->streams[MT_STREAM_COMPUTE]), err,
-                           "attention_bwd: softmax of %zu heads, [%zu, %zu]", s.n_heads, s.rows,
-                           s.n_keys);
-    if (!rc)
-        rc = for_heads(d, b, t, r, (struct products){dv_product, true, "attention_bwd, dV"}, err);
-    if (!rc)
-        rc = for_heads(d, b, t, r, (struct products){dk_product, true, "attention_bwd, dK"}, err);
-    return rc ? rc : for_heads(d, b, t, r, (struct products){dq_product, false, "attention_bwd, dQ"}, err);
+    return for_heads(d, b, t, r, (struct products){scores, false, "attention_bwd, scores"}, err)
+        ?: for_heads(d, b, t, r, (struct products){probability_gradient, false, "attention_bwd, dP"}, err)
+        ?: mt_cuda_check(d, mt_cuda_softmax_bwd(&s, d->streams[MT_STREAM_COMPUTE]), err,
+                         "attention_bwd: softmax of %zu heads, [%zu, %zu]", s.n_heads, s.rows, s.n_keys)
+        ?: for_heads(d, b, t, r, (struct products){dv_product, true, "attention_bwd, dV"}, err)
+        ?: for_heads(d, b, t, r, (struct products){dk_product, true, "attention_bwd, dK"}, err)
+        ?: for_heads(d, b, t, r, (struct products){dq_product, false, "attention_bwd, dQ"}, err);
 }
 
 /* Stores the sums of `rows` rows, from `row` of the batch on, in the caller's dtype and layout; what is added to, or
@@ -277,9 +268,8 @@ static int backward_document(struct mt_cuda_device *d, const struct mt_attention
     cudaStream_t stream = d->streams[MT_STREAM_COMPUTE];
     struct tile t = document(a, doc);
     size_t of_head = a->k.n * t.len * sizeof(float);
-    cudaError_t e = cudaMemsetAsync(r->dk, 0, of_head * a->k.dim, stream);
-    if (e == cudaSuccess)
-        e = cudaMemsetAsync(r->dv, 0, of_head * a->v.dim, stream);
+    cudaError_t e = cudaMemsetAsync(r->dk, 0, of_head * a->k.dim, stream)
+                        ?: cudaMemsetAsync(r->dv, 0, of_head * a->v.dim, stream);
     int rc = mt_cuda_check(d, e, err, "attention_bwd: zero of %zu bytes", of_head * (a->k.dim + a->v.dim));
     for (; t.q0 < t.len && !rc; t.q0 += t.rows) {
         t.rows = MT_MIN((size_t)MT_CUDA_TILE_ROWS, t.len - t.q0);
@@ -290,9 +280,8 @@ static int backward_document(struct mt_cuda_device *d, const struct mt_attention
         dk = from_row(&b->dk_sum, MT_F32, t.keys);
         dv = from_row(&b->dv_sum, MT_F32, t.keys);
     }
-    if (!rc)
-        rc = store_sums(d, a, &b->dk, t.doc + t.past, r->dk, t.len, dk, t.past, err);
-    return rc ? rc : store_sums(d, a, &b->dv, t.doc + t.past, r->dv, t.len, dv, t.past, err);
+    return rc ?: store_sums(d, a, &b->dk, t.doc + t.past, r->dk, t.len, dk, t.past, err)
+              ?: store_sums(d, a, &b->dv, t.doc + t.past, r->dv, t.len, dv, t.past, err);
 }
 
 int mt_cuda_tiled_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,

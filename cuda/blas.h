@@ -33,8 +33,8 @@ void mt_cuda_blas_destroy(struct mt_cuda_device *d);
 int mt_cuda_multiply(struct mt_cuda_device *d, const struct mt_cuda_product *p, const char *op,
                      struct mt_err *err);
 /** mt_device_tune(), mt_device_products(), mt_device_adopt_products(). */
-void mt_cuda_blas_tune(struct mt_cuda_device *d, bool on);
-size_t mt_cuda_blas_choices(struct mt_cuda_device *d, struct mt_str *out);
-bool mt_cuda_blas_adopt(struct mt_cuda_device *d, const char *text);
+void mt_cuda_blas_tune(mt_device *dev, bool on);
+size_t mt_cuda_blas_choices(mt_device *dev, struct mt_str *out);
+bool mt_cuda_blas_adopt(mt_device *dev, const char *text);
 /** "cuBLASLt 13.1.0". */
 void mt_cuda_blas_describe(char *buf, size_t len);

@@ -55,8 +55,8 @@ static void cuda_poison(mt_device *dev, void *ptr, size_t bytes)
 static int cuda_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err)
 {
     struct mt_cuda_device *d = mt_cuda(dev);
-    int rc = mt_cuda_enter(d, err);
-    return rc ? rc : mt_cuda_check(d, cudaLaunchHostFunc(d->streams[MT_STREAM_COMPUTE], fn, ctx), err, "call of the host");
+    return mt_cuda_enter(d, err)
+        ?: mt_cuda_check(d, cudaLaunchHostFunc(d->streams[MT_STREAM_COMPUTE], fn, ctx), err, "call of the host");
 }
 
 static int cuda_open_sides(mt_device *dev, int n, void *memory, struct mt_err *err)
@@ -88,8 +88,8 @@ static const char products_mark[] = " | products: ";
 static void cuda_findings(mt_device *dev, struct mt_str *out)
 {
     struct mt_str products = {0};
-    mt_cuda_attention_findings(mt_cuda(dev), out);
-    mt_cuda_blas_choices(mt_cuda(dev), &products);
+    mt_trials_print(mt_cuda(dev)->trials, out);
+    mt_cuda_blas_choices(dev, &products);
     if (products.len)
         mt_str_printf(out, "%s%s", products_mark, products.p);
     out->failed |= products.failed;
@@ -99,11 +99,10 @@ static void cuda_findings(mt_device *dev, struct mt_str *out)
 static bool cuda_adopt_findings(mt_device *dev, const char *text)
 {
     const char *mark = strstr(text, products_mark);
-    char *attention = strndup(text, mark ? (size_t)(mark - text) : strlen(text));
-    bool taken = attention && mt_cuda_attention_adopt(mt_cuda(dev), attention);
-    free(attention);
+    MT_FREED char *attention = strndup(text, mark ? (size_t)(mark - text) : strlen(text));
+    bool taken = attention && mt_trials_read(mt_cuda(dev)->trials, attention);
     /* without the mark nothing was chosen, and that holds, too */
-    return taken && mt_cuda_blas_adopt(mt_cuda(dev), mark ? mark + strlen(products_mark) : "");
+    return taken && mt_cuda_blas_adopt(dev, mark ? mark + strlen(products_mark) : "");
 }
 
 static void cuda_products_of(mt_device *dev, char *buf, size_t len)
@@ -112,36 +111,6 @@ static void cuda_products_of(mt_device *dev, char *buf, size_t len)
     mt_cuda_blas_describe(blas, sizeof(blas));
     snprintf(buf, len, "%s, %s, sm_%d, %d multiprocessors", dev->limits.product, blas, dev->limits.capability,
              dev->limits.multiprocessors);
-}
-
-static void cuda_tune(mt_device *dev, bool on)
-{
-    mt_cuda_blas_tune(mt_cuda(dev), on);
-}
-
-static size_t cuda_products(mt_device *dev, struct mt_str *out)
-{
-    return mt_cuda_blas_choices(mt_cuda(dev), out);
-}
-
-static bool cuda_adopt_products(mt_device *dev, const char *text)
-{
-    return mt_cuda_blas_adopt(mt_cuda(dev), text);
-}
-
-static bool cuda_share_findings(mt_device *dev, mt_device *first)
-{
-    return mt_cuda_attention_share(mt_cuda(dev), mt_cuda(first));
-}
-
-static void cuda_doubt(mt_device *dev)
-{
-    mt_cuda_attention_doubt(mt_cuda(dev));
-}
-
-static size_t cuda_distrust(mt_device *dev, bool on)
-{
-    return mt_cuda_attention_distrust(mt_cuda(dev), on);
 }
 
 static const struct mt_device_backend cuda_backend = {
@@ -167,13 +136,13 @@ static const struct mt_device_backend cuda_backend = {
     .range = mt_cuda_range,
     .findings = cuda_findings,
     .adopt_findings = cuda_adopt_findings,
-    .share_findings = cuda_share_findings,
+    .share_findings = mt_cuda_attention_share,
     .products_of = cuda_products_of,
-    .tune = cuda_tune,
-    .products = cuda_products,
-    .adopt_products = cuda_adopt_products,
-    .doubt = cuda_doubt,
-    .distrust = cuda_distrust,
+    .tune = mt_cuda_blas_tune,
+    .products = mt_cuda_blas_choices,
+    .adopt_products = mt_cuda_blas_adopt,
+    .doubt = mt_cuda_attention_doubt,
+    .distrust = mt_cuda_attention_distrust,
     .submit = mt_cuda_submit,
     .workspace = cuda_workspace,
 };
@@ -225,9 +194,7 @@ static int find_gpu(int index, struct cudaDeviceProp *prop, struct mt_err *err)
         return mt_fail(err, MT_ERR_DEVICE, -ENODEV,
                        "GPU %d (%s) has compute capability %d.%d; %d.%d or later is needed", index,
                        prop->name, prop->major, prop->minor, MIN_SM / 10, MIN_SM % 10);
-    rc = cudaSetDevice(index);
-    if (rc == cudaSuccess)
-        rc = mt_cuda_has_code();
+    rc = cudaSetDevice(index) ?: mt_cuda_has_code();
     return rc == cudaSuccess ? 0
                              : mt_fail(err, MT_ERR_DEVICE, -ENODEV, "GPU %d (%s, compute capability %d.%d): %s", index, prop->name,
                                        prop->major, prop->minor, mt_cuda_error_text(text, sizeof(text), rc));
@@ -326,19 +293,13 @@ int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, str
     d->n_threads = p->n_threads;
     d->apart = getenv("MEGATRAIN_CUDA_APART") != NULL;
     pthread_mutex_init(&d->lock, NULL);
-    rc = mt_cuda_enter(d, err);
-    if (!rc)
-        rc = mt_cuda_pins_join(d, err);
-    if (!rc)
-        rc = mt_cuda_memory_create(d, p->budget_bytes, err);
-    if (!rc)
-        rc = create_streams(d, err);
-    if (!rc)
-        rc = mt_cuda_clock_create(d, err);
-    if (!rc)
-        rc = mt_cuda_blas_create(d, err);
-    if (!rc)
-        rc = mt_cuda_attention_create(d, prop.multiProcessorCount, err);
+    rc = mt_cuda_enter(d, err)
+        ?: mt_cuda_pins_join(d, err)
+        ?: mt_cuda_memory_create(d, p->budget_bytes, err)
+        ?: create_streams(d, err)
+        ?: mt_cuda_clock_create(d, err)
+        ?: mt_cuda_blas_create(d, err)
+        ?: mt_cuda_attention_create(d, prop.multiProcessorCount, err);
     if (rc) {
         cuda_destroy(&d->base);
         return rc;

@@ -35,11 +35,8 @@ static cudaError_t start_clock(struct mt_cuda_device *d, struct mt_cuda_clock *c
         rc = cudaEventCreateWithFlags(&c->base[i], cudaEventBlockingSync);
     for (int i = 0; i < MT_N_STREAMS && rc == cudaSuccess; i++)
         rc = cudaEventCreateWithFlags(&c->rest[i], cudaEventBlockingSync | cudaEventDisableTiming);
-    for (int i = 0; i < 2 && rc == cudaSuccess; i++) { /* twice: the first time includes the start-up */
-        rc = cudaEventRecord(c->base[1], d->streams[MT_STREAM_COMPUTE]);
-        if (rc == cudaSuccess)
-            rc = cudaEventSynchronize(c->base[1]);
-    }
+    for (int i = 0; i < 2 && rc == cudaSuccess; i++) /* twice: the first time includes the start-up */
+        rc = cudaEventRecord(c->base[1], d->streams[MT_STREAM_COMPUTE]) ?: cudaEventSynchronize(c->base[1]);
     c->newest_host_ns = c->base_ns[1] = mt_now_ns();
     atomic_store(&c->epoch, 1);
     return rc;
@@ -83,8 +80,7 @@ static cudaError_t move_base(struct mt_cuda_device *d)
             rc = cudaEventQuery(c->base[new % N_BASES]);
         while (rc == cudaErrorNotReady);
     (void)cudaGetLastError();
-    if (rc == cudaSuccess)
-        rc = cudaEventElapsedTime(&ms, c->base[old % N_BASES], c->base[new % N_BASES]);
+    rc = rc ?: cudaEventElapsedTime(&ms, c->base[old % N_BASES], c->base[new % N_BASES]);
     if (rc != cudaSuccess)
         return rc;
     c->newest_host_ns = mt_now_ns();
@@ -137,21 +133,15 @@ int mt_cuda_event_record(mt_device *dev, mt_event *event, enum mt_stream s, stru
 int mt_cuda_event_wait(mt_device *dev, mt_event *event, enum mt_stream s, struct mt_err *err)
 {
     struct mt_cuda_device *d = mt_cuda(dev);
-    int rc = mt_cuda_enter(d, err);
-    if (rc)
-        return rc;
-    return mt_cuda_check(d, cudaStreamWaitEvent(mt_cuda_stream(d, s), ((struct event *)event)->cu, 0), err,
-                         "event wait");
+    return mt_cuda_enter(d, err)
+        ?: mt_cuda_check(d, cudaStreamWaitEvent(mt_cuda_stream(d, s), ((struct event *)event)->cu, 0), err, "event wait");
 }
 
 int mt_cuda_event_sync(mt_device *dev, mt_event *event, struct mt_err *err)
 {
     struct mt_cuda_device *d = mt_cuda(dev);
-    int rc = mt_cuda_enter(d, err);
-    if (rc)
-        return rc;
-    return mt_cuda_check(d, cudaEventSynchronize(((struct event *)event)->cu), err,
-                         "work before an event");
+    return mt_cuda_enter(d, err)
+        ?: mt_cuda_check(d, cudaEventSynchronize(((struct event *)event)->cu), err, "work before an event");
 }
 
 int64_t mt_cuda_event_time_ns(mt_event *event)
@@ -182,9 +172,7 @@ int mt_cuda_sync(mt_device *dev, struct mt_err *err)
         e = cudaEventRecord(d->clock->rest[s], d->streams[s]);
     for (int s = 0; s < MT_N_STREAMS && e == cudaSuccess; s++)
         e = cudaEventSynchronize(d->clock->rest[s]);
-    if (e == cudaSuccess)
-        e = move_base(d);
-    return mt_cuda_check(d, e, err, "work on the GPU");
+    return mt_cuda_check(d, e ?: move_base(d), err, "work on the GPU");
 }
 
 /* Also asks the runtime, where a fault of a kernel shows first. */

@@ -47,14 +47,10 @@ static void destroy_plan(struct plan *p)
 {
     if (!p)
         return;
-    if (p->a)
-        cublasLtMatrixLayoutDestroy(p->a);
-    if (p->b)
-        cublasLtMatrixLayoutDestroy(p->b);
-    if (p->c)
-        cublasLtMatrixLayoutDestroy(p->c);
-    if (p->d)
-        cublasLtMatrixLayoutDestroy(p->d);
+    const cublasLtMatrixLayout_t layouts[] = {p->a, p->b, p->c, p->d};
+    for (size_t i = 0; i < MT_ARRAY_LEN(layouts); i++)
+        if (layouts[i])
+            cublasLtMatrixLayoutDestroy(layouts[i]);
     if (p->desc)
         cublasLtMatmulDescDestroy(p->desc);
     free(p);
@@ -82,10 +78,8 @@ static cublasStatus_t make_layout(cublasLtMatrixLayout_t *out, enum mt_dtype t, 
     cublasStatus_t rc = cublasLtMatrixLayoutCreate(out, lt_type(t), rows, cols, (int64_t)ld);
     if (rc || batch == 1)
         return rc;
-    rc = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n, sizeof(n));
-    return rc ? rc
-              : cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                                 &offset, sizeof(offset));
+    return cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n, sizeof(n))
+        ?: cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &offset, sizeof(offset));
 }
 
 static cublasStatus_t set_desc(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t what,
@@ -102,22 +96,16 @@ static cublasStatus_t describe(struct plan *p)
     cublasOperation_t op_a = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t op_b = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    cublasStatus_t rc = cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    if (!rc)
-        rc = set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof(op_a));
-    if (!rc)
-        rc = set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof(op_b));
+    cublasStatus_t rc = cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F)
+                            ?: set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof(op_a))
+                            ?: set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof(op_b));
     if (!rc && s->bias)
         rc = set_desc(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
-    if (!rc)
-        rc = make_layout(&p->a, dt, s->trans_b ? s->k : s->n, s->trans_b ? s->n : s->k, k->ldb,
-                         k->batch, k->stride_b);
-    if (!rc)
-        rc = make_layout(&p->b, dt, s->trans_a ? s->m : s->k, s->trans_a ? s->k : s->m, k->lda,
-                         k->batch, k->stride_a);
-    if (!rc)
-        rc = make_layout(&p->c, od, s->n, s->m, k->ldc, k->batch, k->stride_d);
-    return rc ? rc : make_layout(&p->d, od, s->n, s->m, k->ldd, k->batch, k->stride_d);
+    return rc
+        ?: make_layout(&p->a, dt, s->trans_b ? s->k : s->n, s->trans_b ? s->n : s->k, k->ldb, k->batch, k->stride_b)
+        ?: make_layout(&p->b, dt, s->trans_a ? s->m : s->k, s->trans_a ? s->k : s->m, k->lda, k->batch, k->stride_a)
+        ?: make_layout(&p->c, od, s->n, s->m, k->ldc, k->batch, k->stride_d)
+        ?: make_layout(&p->d, od, s->n, s->m, k->ldd, k->batch, k->stride_d);
 }
 
 /* Names the product's bias and scales: the heuristic and the product read which there are. */
@@ -128,10 +116,15 @@ static cublasStatus_t point(struct plan *plan, const struct mt_cuda_product *p)
     if (p->bias)
         rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof(p->bias));
     if (!rc && p->dtype == MT_E4M3)
-        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scale_a, sizeof(scale_a));
-    if (!rc && p->dtype == MT_E4M3)
-        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scale_b, sizeof(scale_b));
+        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scale_a, sizeof(scale_a))
+            ?: set_desc(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scale_b, sizeof(scale_b));
     return rc;
+}
+
+static cublasStatus_t set_preference(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t what,
+                                     const void *value, size_t bytes)
+{
+    return cublasLtMatmulPreferenceSetAttribute(p, what, value, bytes);
 }
 
 static cublasStatus_t prefer(cublasLtMatmulPreference_t pref, const struct key *k)
@@ -146,14 +139,11 @@ static cublasStatus_t prefer(cublasLtMatmulPreference_t pref, const struct key *
                  {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, MT_MIN(k->align_d, k->align_bias)}};
     /* with K split, no reduction in the output's type: it would round partial sums to bf16 */
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    cublasStatus_t rc = cublasLtMatmulPreferenceSetAttribute(
-        pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof(workspace_bytes));
-    if (!rc)
-        rc = cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                                  &schemes, sizeof(schemes));
+    cublasStatus_t rc =
+        set_preference(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof(workspace_bytes))
+        ?: set_preference(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof(schemes));
     for (size_t i = 0; i < MT_ARRAY_LEN(align) && !rc; i++)
-        rc = cublasLtMatmulPreferenceSetAttribute(pref, align[i].what, &align[i].bytes,
-                                                  sizeof(align[i].bytes));
+        rc = set_preference(pref, align[i].what, &align[i].bytes, sizeof(align[i].bytes));
     return rc;
 }
 
@@ -164,13 +154,11 @@ static cublasStatus_t list_algorithms(struct mt_cuda_blas *b, const struct plan 
     cublasLtMatmulHeuristicResult_t found[N_CANDIDATES];
     cublasLtMatmulPreference_t pref = NULL;
     int n = 0;
-    cublasStatus_t rc = cublasLtMatmulPreferenceCreate(&pref);
+    cublasStatus_t rc = cublasLtMatmulPreferenceCreate(&pref)
+                            ?: prefer(pref, &p->key)
+                            ?: cublasLtMatmulAlgoGetHeuristic(b->lt, p->desc, p->a, p->b, p->c, p->d, pref,
+                                                              N_CANDIDATES, found, &n);
     *n_out = 0;
-    if (!rc)
-        rc = prefer(pref, &p->key);
-    if (!rc)
-        rc = cublasLtMatmulAlgoGetHeuristic(b->lt, p->desc, p->a, p->b, p->c, p->d, pref,
-                                            N_CANDIDATES, found, &n);
     if (pref)
         cublasLtMatmulPreferenceDestroy(pref);
     if (rc)
@@ -185,10 +173,8 @@ static cublasStatus_t list_algorithms(struct mt_cuda_blas *b, const struct plan 
 static cublasStatus_t run(struct mt_cuda_device *d, struct plan *plan, const struct mt_cuda_product *p,
                           const cublasLtMatmulAlgo_t *algo)
 {
-    cublasStatus_t rc = point(plan, p);
-    if (rc)
-        return rc;
-    return cublasLtMatmul(d->blas->lt, plan->desc, &p->alpha, p->b, plan->a, p->a, plan->b, &p->beta,
+    return point(plan, p)
+        ?: cublasLtMatmul(d->blas->lt, plan->desc, &p->alpha, p->b, plan->a, p->a, plan->b, &p->beta,
                           p->beta != 0 ? p->c : p->d, plan->c, p->d, plan->d, algo,
                           d->turned ? d->side_memory[d->turned - 1] : d->blas->workspace, workspace_bytes,
                           mt_cuda_stream(d, MT_STREAM_COMPUTE));
@@ -259,9 +245,7 @@ static cublasStatus_t choose(struct mt_cuda_device *d, struct plan *p, const str
     cublasLtMatmulAlgo_t algo[N_CANDIDATES];
     struct mt_choice mine = {.shape = p->key.shape};
     int n, at = 0;
-    cublasStatus_t rc = point(p, product);
-    if (!rc)
-        rc = list_algorithms(b, p, algo, &n);
+    cublasStatus_t rc = point(p, product) ?: list_algorithms(b, p, algo, &n);
     if (rc)
         return rc;
     const struct mt_choice *choice = p->key.batch == 1 ? mt_choices_find(&b->choices, &mine.shape) : NULL;
@@ -335,9 +319,7 @@ static cublasStatus_t get_plan(struct mt_cuda_device *d, const struct key *k, co
     if (!p)
         return CUBLAS_STATUS_ALLOC_FAILED;
     p->key = *k;
-    cublasStatus_t rc = describe(p);
-    if (!rc)
-        rc = choose(d, p, product);
+    cublasStatus_t rc = describe(p) ?: choose(d, p, product);
     p->refused = rc == CUBLAS_STATUS_NOT_SUPPORTED;
     if (rc && !p->refused) {
         destroy_plan(p);
@@ -426,16 +408,13 @@ int mt_cuda_multiply(struct mt_cuda_device *d, const struct mt_cuda_product *p, 
 int mt_cuda_op_gemm(mt_device *dev, const struct mt_gemm *a, struct mt_err *err)
 {
     struct mt_cuda_device *d = mt_cuda(dev);
-    int rc = mt_cuda_enter(d, err);
-    if (rc)
-        return rc;
     struct mt_cuda_product p = {
         .m = a->m, .n = a->n, .k = a->k, .dtype = a->dtype, .d_dtype = a->d_dtype,
         .trans_a = a->trans_a, .trans_b = a->trans_b, .alpha = a->scale != 0 ? a->scale : 1, .beta = a->c ? 1.0f : 0.0f,
         .a = a->a, .b = a->b, .bias = a->bias, .c = a->c, .d = a->d,
         .a_scale = a->a_scale, .b_scale = a->b_scale, .lda = a->lda, .ldb = a->ldb,
         .ldc = a->ldc, .ldd = a->ldd};
-    return mt_cuda_multiply(d, &p, "gemm", err);
+    return mt_cuda_enter(d, err) ?: mt_cuda_multiply(d, &p, "gemm", err);
 }
 
 int mt_cuda_blas_create(struct mt_cuda_device *d, struct mt_err *err)
@@ -469,23 +448,25 @@ void mt_cuda_blas_destroy(struct mt_cuda_device *d)
     d->blas = NULL;
 }
 
-void mt_cuda_blas_tune(struct mt_cuda_device *d, bool on)
+void mt_cuda_blas_tune(mt_device *dev, bool on)
 {
-    d->blas->tunes = on;
+    mt_cuda(dev)->blas->tunes = on;
 }
 
-size_t mt_cuda_blas_choices(struct mt_cuda_device *d, struct mt_str *out)
+size_t mt_cuda_blas_choices(mt_device *dev, struct mt_str *out)
 {
+    const struct mt_choices *choices = &mt_cuda(dev)->blas->choices;
     if (out)
-        mt_choices_print(&d->blas->choices, out);
-    return d->blas->choices.n;
+        mt_choices_print(choices, out);
+    return choices->n;
 }
 
-bool mt_cuda_blas_adopt(struct mt_cuda_device *d, const char *text)
+bool mt_cuda_blas_adopt(mt_device *dev, const char *text)
 {
-    bool changed = false, taken = mt_choices_read(&d->blas->choices, text, &changed);
+    struct mt_cuda_blas *b = mt_cuda(dev)->blas;
+    bool changed = false, taken = mt_choices_read(&b->choices, text, &changed);
     if (changed)
-        forget_plans(d->blas);
+        forget_plans(b);
     return taken;
 }
 

@@ -81,9 +81,7 @@ int mt_cuda_alloc(mt_device *dev, size_t bytes, const char *tag, void **out, str
 {
     struct mt_cuda_device *d = mt_cuda(dev);
     void *p = NULL;
-    int rc = mt_cuda_enter(d, err);
-    if (!rc)
-        rc = mt_arena_alloc(d->arena, bytes, tag, &p, err);
+    int rc = mt_cuda_enter(d, err) ?: mt_arena_alloc(d->arena, bytes, tag, &p, err);
     if (!rc && d->apart) {
         void *account = p;
         rc = alloc_apart(d, bytes, &p, err);

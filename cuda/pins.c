@@ -230,9 +230,7 @@ int mt_cuda_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err
     size_t most = MOST_BYTES, page = mt_page_bytes();
     cudaError_t refusal = cudaSuccess;
     bool first;
-    int rc = mt_cuda_enter(d, err);
-    if (!rc)
-        rc = note_range(ptr, &first, err);
+    int rc = mt_cuda_enter(d, err) ?: note_range(ptr, &first, err);
     if (rc || !first)
         return rc;
     populate(d, ptr, bytes);

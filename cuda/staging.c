@@ -33,16 +33,12 @@ int mt_cuda_ring_create(struct mt_cuda_ring **out, int n_threads, struct mt_err 
     pthread_mutex_init(&r->lock, NULL);
     if (mt_pool_create(&r->pool, &team, NULL))
         r->pool = NULL; /* the host function's thread copies alone */
-    cudaError_t rc = cudaStreamCreateWithFlags(&r->host, cudaStreamNonBlocking);
-    if (rc == cudaSuccess)
-        rc = cudaEventCreateWithFlags(&r->turn, cudaEventDisableTiming);
-    for (int i = 0; i < N_BUFFERS && rc == cudaSuccess; i++) {
-        rc = cudaMallocHost((void **)&r->buf[i], BUFFER_BYTES);
-        if (rc == cudaSuccess)
-            rc = cudaEventCreateWithFlags(&r->full[i], cudaEventDisableTiming);
-        if (rc == cudaSuccess)
-            rc = cudaEventCreateWithFlags(&r->empty[i], cudaEventDisableTiming);
-    }
+    cudaError_t rc = cudaStreamCreateWithFlags(&r->host, cudaStreamNonBlocking)
+                         ?: cudaEventCreateWithFlags(&r->turn, cudaEventDisableTiming);
+    for (int i = 0; i < N_BUFFERS && rc == cudaSuccess; i++)
+        rc = cudaMallocHost((void **)&r->buf[i], BUFFER_BYTES)
+            ?: cudaEventCreateWithFlags(&r->full[i], cudaEventDisableTiming)
+            ?: cudaEventCreateWithFlags(&r->empty[i], cudaEventDisableTiming);
     if (rc != cudaSuccess) {
         char text[160];
         mt_cuda_ring_destroy(&r);
@@ -140,16 +136,12 @@ static cudaError_t push(struct mt_cuda_ring *r, cudaStream_t stream, size_t k, s
     struct mt_copy fill = {r->buf[k], c.width, c.src, c.src_pitch, c.width, c.rows};
     c.src = r->buf[k];
     c.src_pitch = c.width;
-    cudaError_t rc = cudaStreamWaitEvent(r->host, r->empty[k], 0);
-    if (rc == cudaSuccess)
-        rc = submit_move(r, &fill);
-    if (rc == cudaSuccess)
-        rc = cudaEventRecord(r->full[k], r->host);
-    if (rc == cudaSuccess)
-        rc = cudaStreamWaitEvent(stream, r->full[k], 0);
-    if (rc == cudaSuccess)
-        rc = mt_cuda_copy_rows(&c, cudaMemcpyHostToDevice, stream);
-    return rc == cudaSuccess ? cudaEventRecord(r->empty[k], stream) : rc;
+    return cudaStreamWaitEvent(r->host, r->empty[k], 0)
+        ?: submit_move(r, &fill)
+        ?: cudaEventRecord(r->full[k], r->host)
+        ?: cudaStreamWaitEvent(stream, r->full[k], 0)
+        ?: mt_cuda_copy_rows(&c, cudaMemcpyHostToDevice, stream)
+        ?: cudaEventRecord(r->empty[k], stream);
 }
 
 /* Copies from the device to a buffer on the caller's stream, then empties the buffer on the ring's. */
@@ -158,23 +150,12 @@ static cudaError_t pull(struct mt_cuda_ring *r, cudaStream_t stream, size_t k, s
     struct mt_copy drain = {c.dst, c.dst_pitch, r->buf[k], c.width, c.width, c.rows};
     c.dst = r->buf[k];
     c.dst_pitch = c.width;
-    cudaError_t rc = cudaStreamWaitEvent(stream, r->empty[k], 0);
-    if (rc == cudaSuccess)
-        rc = mt_cuda_copy_rows(&c, cudaMemcpyDeviceToHost, stream);
-    if (rc == cudaSuccess)
-        rc = cudaEventRecord(r->full[k], stream);
-    if (rc == cudaSuccess)
-        rc = cudaStreamWaitEvent(r->host, r->full[k], 0);
-    if (rc == cudaSuccess)
-        rc = submit_move(r, &drain);
-    return rc == cudaSuccess ? cudaEventRecord(r->empty[k], r->host) : rc;
-}
-
-static cudaError_t one_buffer(struct mt_cuda_ring *r, cudaStream_t stream, const struct mt_copy *c,
-                              bool to_device)
-{
-    size_t k = r->next++ % N_BUFFERS;
-    return to_device ? push(r, stream, k, *c) : pull(r, stream, k, *c);
+    return cudaStreamWaitEvent(stream, r->empty[k], 0)
+        ?: mt_cuda_copy_rows(&c, cudaMemcpyDeviceToHost, stream)
+        ?: cudaEventRecord(r->full[k], stream)
+        ?: cudaStreamWaitEvent(r->host, r->full[k], 0)
+        ?: submit_move(r, &drain)
+        ?: cudaEventRecord(r->empty[k], r->host);
 }
 
 cudaError_t mt_cuda_ring_copy(struct mt_cuda_ring *r, cudaStream_t stream, const struct mt_copy *c,
@@ -183,9 +164,7 @@ cudaError_t mt_cuda_ring_copy(struct mt_cuda_ring *r, cudaStream_t stream, const
     size_t width = MT_MIN(c->width, (size_t)BUFFER_BYTES);
     size_t rows = MT_MIN(c->rows, BUFFER_BYTES / width);
     /* earlier work of the stream (such as a wait for an event) must end before the host memory is accessed */
-    cudaError_t rc = cudaEventRecord(r->turn, stream);
-    if (rc == cudaSuccess)
-        rc = cudaStreamWaitEvent(r->host, r->turn, 0);
+    cudaError_t rc = cudaEventRecord(r->turn, stream) ?: cudaStreamWaitEvent(r->host, r->turn, 0);
     for (size_t i = 0; i < c->rows && rc == cudaSuccess; i += rows)
         for (size_t at = 0; at < c->width && rc == cudaSuccess; at += width) {
             struct mt_copy sub = *c;
@@ -193,10 +172,8 @@ cudaError_t mt_cuda_ring_copy(struct mt_cuda_ring *r, cudaStream_t stream, const
             sub.src = (const char *)c->src + i * c->src_pitch + at;
             sub.width = MT_MIN(width, c->width - at);
             sub.rows = MT_MIN(rows, c->rows - i);
-            rc = one_buffer(r, stream, &sub, to_device);
+            rc = (to_device ? push : pull)(r, stream, r->next++ % N_BUFFERS, sub);
         }
     /* and the stream continues after the last access to host memory */
-    if (rc == cudaSuccess)
-        rc = cudaEventRecord(r->turn, r->host);
-    return rc == cudaSuccess ? cudaStreamWaitEvent(stream, r->turn, 0) : rc;
+    return rc ?: cudaEventRecord(r->turn, r->host) ?: cudaStreamWaitEvent(stream, r->turn, 0);
 }
