@@ -79,6 +79,12 @@ static inline size_t mt_cpu_sums_bytes(size_t n, size_t block, size_t width)
 {
     return mt_div_up(n, block) * width * sizeof(float);
 }
+/** Defines the workspace of an operation with arguments `a`: `width` sums of each block of its n rows. */
+#define MT_CPU_SUMS(op, n, block, width)                                                           \
+    size_t mt_cpu_##op##_workspace(const struct mt_device_limits *, const struct mt_##op *a)       \
+    {                                                                                              \
+        return mt_cpu_sums_bytes(a->n, block, width);                                              \
+    }
 
 /** A row as f32: the row itself, or its conversion in `tmp`. */
 const float *mt_cpu_row_f32(enum mt_dtype t, const void *base, size_t first, size_t n, float *tmp);

@@ -123,10 +123,7 @@ void mt_cpu_run_gated_norm(struct mt_cpu_device *d, const struct mt_gated_norm *
     mt_cpu_by_rows(d, forward_row, a, a->n, a->x.n * a->x.dim);
 }
 
-size_t mt_cpu_gated_norm_bwd_workspace(const struct mt_device_limits *, const struct mt_gated_norm_bwd *b)
-{
-    return mt_cpu_sums_bytes(b->fwd.n, ROW_BLOCK, mt_gated_norm_weights(&b->fwd));
-}
+MT_CPU_SUMS(gated_norm_bwd, fwd.n, ROW_BLOCK, mt_gated_norm_weights(&a->fwd))
 
 /* A piece's dx and dz. */
 static void store_gradients(const struct mt_gated_norm_bwd *b, size_t row, size_t head, struct piece *p, float rstd,

@@ -4,7 +4,7 @@
 
 #include "device/cpu/cpu.h"
 
-enum { TMP = 2048, PIECE = MT_DIRECT_PIECE };
+enum { PIECE = MT_DIRECT_PIECE };
 
 struct job {
     const struct mt_low_adam *a;
@@ -54,9 +54,9 @@ MT_HOT static void copy_signed(float *restrict to, const float *restrict x, size
         to[i] = sign * x[i];
 }
 
-static void copy_row(void *ctx, size_t row, int)
+static void copy_row(const void *args, size_t row)
 {
-    const struct mt_unit_rows *a = ctx;
+    const struct mt_unit_rows *a = args;
     const float *x = a->from + row * a->cols;
     float norm = mt_cpu_dot(x, x, a->cols);
     if (norm > 0.25f && norm < 4)
@@ -65,5 +65,5 @@ static void copy_row(void *ctx, size_t row, int)
 
 void mt_cpu_run_unit_rows(struct mt_cpu_device *d, const struct mt_unit_rows *a)
 {
-    mt_pool_run(d->pool, copy_row, (void *)(uintptr_t)a, a->rows);
+    mt_cpu_by_rows(d, copy_row, a, a->rows, a->cols);
 }

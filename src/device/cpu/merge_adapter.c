@@ -16,13 +16,6 @@ size_t mt_merge_adapter_n_jobs(const struct mt_merge_adapter *a)
     return a->of.format ? mt_pack_n_jobs(a->of.format, rows, cols) : mt_div_up(rows * cols, JOB);
 }
 
-MT_HOT static void add_scaled(float *sum, const float *x, float by, size_t n)
-{
-    MT_INDEPENDENT
-    for (size_t i = 0; i < n; i++)
-        sum[i] += by * x[i];
-}
-
 MT_HOT static void add_to(float *x, const float *w, const float *sum, float s, size_t n)
 {
     MT_INDEPENDENT
@@ -34,13 +27,13 @@ MT_HOT static void add_to(float *x, const float *w, const float *sum, float s, s
 static void sum_of(const struct mt_merge_adapter *a, size_t row, size_t col, size_t n, float *x)
 {
     enum mt_dtype t = a->of.dtype;
-    float sum[STRIP], tmp[STRIP], b;
+    float sum[STRIP], tmp[STRIP];
     for (size_t at = 0, k; at < n; at += k) {
         k = MT_MIN(n - at, (size_t)STRIP);
         memset(sum, 0, k * sizeof(*sum));
         for (size_t i = 0; i < a->r; i++)
-            add_scaled(sum, mt_cpu_row_f32(t, a->a, i * a->of.cols + col + at, k, tmp),
-                       *mt_cpu_row_f32(t, a->b, row * a->r + i, 1, &b), k);
+            mt_cpu_add_scaled(sum, mt_cpu_row_f32(t, a->a, i * a->of.cols + col + at, k, tmp),
+                              mt_cpu_element(t, a->b, row * a->r + i), k);
         add_to(x + at, mt_cpu_row_f32(t, a->of.out, row * a->of.cols + col + at, k, tmp), sum, a->s, k);
     }
 }
@@ -69,13 +62,12 @@ float mt_merge_row_norm(const float *x, size_t n)
 
 void mt_merge_adapter_norm(const struct mt_merge_adapter *a, size_t row)
 {
-    float lanes[NORM_LANES] = {0}, x[NORM_PIECE], m;
+    float lanes[NORM_LANES] = {0}, x[NORM_PIECE], m = mt_cpu_element(a->of.dtype, a->magnitude, row);
     for (size_t c = 0; c < a->of.cols; c += NORM_PIECE) {
         size_t n = MT_MIN(a->of.cols - c, (size_t)NORM_PIECE);
         sum_of(a, row, c, n, x);
         add_squares(lanes, x, n);
     }
-    m = *mt_cpu_row_f32(a->of.dtype, a->magnitude, row, 1, &m);
     a->scale[row] = m * (1 / norm_of(lanes));
     a->inverse[row] = m ? 1 / m : 0;
 }
@@ -167,15 +159,13 @@ size_t mt_merge_adapter_job(const struct mt_merge_adapter *a, size_t job, uint8_
     return differ;
 }
 
-static void norm_main(void *ctx, size_t row, int thread)
+static void norm_main(void *ctx, size_t row, int)
 {
-    (void)thread;
     mt_merge_adapter_norm(ctx, row);
 }
 
-static void job_main(void *ctx, size_t job, int thread)
+static void job_main(void *ctx, size_t job, int)
 {
-    (void)thread;
     mt_merge_adapter_job(ctx, job, NULL, NULL);
 }
 

@@ -2,7 +2,7 @@
 /* Muon's momentum, and what its iteration begins with; numbers widened and scaled. */
 #include <math.h>
 
-#include "device/cpu/cpu.h"
+#include "device/cpu/pointwise.h"
 
 enum { TMP = 2048, PIECE = MT_DIRECT_PIECE };
 
@@ -67,18 +67,14 @@ void mt_cpu_run_muon(struct mt_cpu_device *d, const struct mt_muon *a)
     mt_pool_run(d->pool, write_piece, &j, pieces);
 }
 
-static void widen_piece(void *ctx, size_t piece, int)
+static void widen(const void *args, const struct mt_cpu_piece *p)
 {
-    const struct mt_widen *a = ctx;
-    size_t end = MT_MIN(a->n, (piece + 1) * PIECE);
-    float tmp[TMP];
-    for (size_t at = piece * PIECE; at < end; at += TMP) {
-        size_t n = MT_MIN((size_t)TMP, end - at);
-        mt_cpu_scale(a->y + at, mt_cpu_row_f32(a->dtype, a->x, at, n, tmp), a->scale, n);
-    }
+    mt_cpu_scale(p->out[0], p->in[0], ((const struct mt_widen *)args)->scale, p->n);
 }
 
 void mt_cpu_run_widen(struct mt_cpu_device *d, const struct mt_widen *a)
 {
-    mt_pool_run(d->pool, widen_piece, (void *)(uintptr_t)a, mt_div_up(a->n, (size_t)PIECE));
+    mt_cpu_run_pointwise(d, &(struct mt_cpu_pointwise){
+        .f = widen, .args = a, .n = 1, .heads = 1, .dim = a->n, .in = {mt_cpu_flat(a->dtype, a->x, a->n)},
+        .out = {mt_cpu_flat(MT_F32, a->y, a->n)}});
 }

@@ -106,15 +106,8 @@ void mt_cpu_run_layernorm(struct mt_cpu_device *d, const struct mt_layernorm *a)
 }
 
 /* The workspace has a row for each block of rows: its parts of dw and db. */
-size_t mt_cpu_rmsnorm_bwd_workspace(const struct mt_device_limits *, const struct mt_rmsnorm_bwd *a)
-{
-    return mt_cpu_sums_bytes(a->n, ROW_BLOCK, a->c);
-}
-
-size_t mt_cpu_layernorm_bwd_workspace(const struct mt_device_limits *, const struct mt_layernorm_bwd *a)
-{
-    return mt_cpu_sums_bytes(a->n, ROW_BLOCK, (a->biased ? 2 : 1) * a->c);
-}
+MT_CPU_SUMS(rmsnorm_bwd, n, ROW_BLOCK, a->c)
+MT_CPU_SUMS(layernorm_bwd, n, ROW_BLOCK, (a->biased ? 2 : 1) * a->c)
 
 /* A piece of a row: x, xhat, and g = dy w. */
 struct piece {

@@ -21,6 +21,12 @@ static inline struct mt_cpu_view mt_cpu_rows(enum mt_dtype t, const void *p, siz
     return (struct mt_cpu_view){t, mt_heads(p ? (const char *)p + first * mt_dtype_size(t) : NULL, ld, 1, ld)};
 }
 
+/** n elements in a row. */
+static inline struct mt_cpu_view mt_cpu_flat(enum mt_dtype t, const void *p, size_t n)
+{
+    return mt_cpu_rows(t, p, 0, n);
+}
+
 /** n elements of a row in f32, from element `first` of all its heads on. Inputs and outputs are the arrays themselves
  * where these are f32, so that an output may be an input; what is not wanted is scratch. */
 struct mt_cpu_piece {

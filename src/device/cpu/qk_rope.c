@@ -72,10 +72,7 @@ void mt_cpu_run_qk_rope(struct mt_cpu_device *d, const struct mt_qk_rope *a)
     mt_cpu_by_rows(d, forward_row, a, a->n, a->q.n * a->q.dim + a->k.n * a->k.dim);
 }
 
-size_t mt_cpu_qk_rope_bwd_workspace(const struct mt_device_limits *, const struct mt_qk_rope_bwd *a)
-{
-    return mt_div_up(a->fwd.n, ROW_BLOCK) * 2 * a->dq.dim * sizeof(float);
-}
+MT_CPU_SUMS(qk_rope_bwd, fwd.n, ROW_BLOCK, 2 * a->dq.dim)
 
 /* g: gradient of the normalised, weighted head; replaced by that of the head's input. */
 MT_HOT static void norm_backward(const struct mt_qk_rope_bwd *a, size_t row, bool key, size_t head, float *restrict g,

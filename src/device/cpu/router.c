@@ -270,10 +270,7 @@ void mt_cpu_run_router_bwd(struct mt_cpu_device *d, const struct mt_router_bwd *
 
 enum { STATS_ROWS = 64 }; /* rows of a block, which has a partial sum */
 
-size_t mt_cpu_router_stats_workspace(const struct mt_device_limits *, const struct mt_router_stats *a)
-{
-    return mt_cpu_sums_bytes(a->n, STATS_ROWS, a->e);
-}
+MT_CPU_SUMS(router_stats, n, STATS_ROWS, a->e)
 
 static void stats_row(const void *args, size_t r, float *sum)
 {

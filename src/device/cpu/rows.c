@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of either dtype as f32 and back; sums in fixed lanes, and of columns; gather, scatter, add, cast, zero, join. */
+/* Rows of either dtype as f32 and back; sums in fixed lanes, and of columns; gather, scatter. */
 #include <string.h>
 
 #include "device/cpu/cpu.h"
@@ -222,10 +222,7 @@ void mt_cpu_sum_rows(struct mt_cpu_device *d, void (*row)(const void *args, size
 
 enum { BIAS_ROWS = 64, BIAS_PIECE = 2048 };
 
-size_t mt_cpu_bias_bwd_workspace(const struct mt_device_limits *, const struct mt_bias_bwd *a)
-{
-    return mt_cpu_sums_bytes(a->n, BIAS_ROWS, a->c);
-}
+MT_CPU_SUMS(bias_bwd, n, BIAS_ROWS, a->c)
 
 static void bias_chunk(void *ctx, size_t chunk, int)
 {
@@ -289,78 +286,4 @@ static void scatter_chunk(void *ctx, size_t chunk, int)
 void mt_cpu_run_scatter_rows(struct mt_cpu_device *d, const struct mt_rows *a)
 {
     mt_pool_run(d->pool, scatter_chunk, (void *)(uintptr_t)a, mt_div_up(a->n_dst, mt_cpu_rows_per_chunk(a->c)));
-}
-
-enum { FLAT_CHUNK = 65536 };
-
-static void add_chunk(void *ctx, size_t chunk, int)
-{
-    const struct mt_add *a = ctx;
-    float x[256], y[256], scale = a->scale == 0 ? 1.0f : a->scale;
-    size_t end = MT_MIN(a->n, (chunk + 1) * FLAT_CHUNK);
-    for (size_t i = chunk * FLAT_CHUNK; i < end; i += 256) {
-        size_t n = MT_MIN((size_t)256, end - i);
-        const float *p = a->a ? mt_cpu_row_f32(a->dtype, a->a, i, n, x) : NULL;
-        const float *q = mt_cpu_row_f32(a->dtype, a->b, i, n, y);
-        for (size_t k = 0; k < n; k++)
-            x[k] = p ? p[k] + scale * q[k] : scale * q[k];
-        mt_cpu_store_row(a->dtype, a->out, i, n, x);
-    }
-}
-
-void mt_cpu_run_add(struct mt_cpu_device *d, const struct mt_add *a)
-{
-    mt_pool_run(d->pool, add_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, FLAT_CHUNK));
-}
-
-static void cast_chunk(void *ctx, size_t chunk, int)
-{
-    const struct mt_cast *a = ctx;
-    float tmp[256];
-    size_t end = MT_MIN(a->n, (chunk + 1) * FLAT_CHUNK);
-    for (size_t i = chunk * FLAT_CHUNK; i < end; i += 256) {
-        size_t n = MT_MIN((size_t)256, end - i);
-        mt_cpu_store_row(a->dst_dtype, a->dst, i, n,
-                         mt_cpu_row_f32(a->src_dtype, a->src, i, n, tmp));
-    }
-}
-
-void mt_cpu_run_cast(struct mt_cpu_device *d, const struct mt_cast *a)
-{
-    mt_pool_run(d->pool, cast_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, FLAT_CHUNK));
-}
-
-static void zero_chunk(void *ctx, size_t chunk, int)
-{
-    const struct mt_zero *a = ctx;
-    size_t at = chunk * ((size_t)FLAT_CHUNK * 4);
-    memset((char *)a->ptr + at, 0, MT_MIN((size_t)FLAT_CHUNK * 4, a->bytes - at));
-}
-
-void mt_cpu_run_zero(struct mt_cpu_device *d, const struct mt_zero *a)
-{
-    mt_pool_run(d->pool, zero_chunk, (void *)(uintptr_t)a,
-                mt_div_up(a->bytes, (size_t)FLAT_CHUNK * 4));
-}
-
-MT_HOT static void join_block(float *restrict dst, const uint16_t *restrict halves)
-{
-    for (size_t i = 0; i < MT_JOIN_BLOCK; i++)
-        dst[i] = mt_master_join(halves[i], halves[MT_JOIN_BLOCK + i]);
-}
-
-static void join_chunk(void *ctx, size_t chunk, int)
-{
-    const struct mt_join *a = ctx;
-    uint16_t halves[2 * MT_JOIN_BLOCK]; /* 32 KiB: the block is overwritten as it is read */
-    float *block = (float *)a->buf + chunk * MT_JOIN_BLOCK;
-    memcpy(halves, block, sizeof(halves));
-    if (a->no_lo)
-        memset(halves + MT_JOIN_BLOCK, 0, sizeof(halves) / 2);
-    join_block(block, halves);
-}
-
-void mt_cpu_run_join(struct mt_cpu_device *d, const struct mt_join *a)
-{
-    mt_pool_run(d->pool, join_chunk, (void *)(uintptr_t)a, a->n / MT_JOIN_BLOCK);
 }

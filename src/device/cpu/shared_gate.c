@@ -26,10 +26,7 @@ void mt_cpu_run_shared_gate(struct mt_cpu_device *d, const struct mt_shared_gate
     mt_cpu_by_rows(d, forward_row, a, a->n, a->c + a->f);
 }
 
-size_t mt_cpu_shared_gate_bwd_workspace(const struct mt_device_limits *, const struct mt_shared_gate_bwd *a)
-{
-    return mt_cpu_sums_bytes(a->n, ROW_BLOCK, a->c);
-}
+MT_CPU_SUMS(shared_gate_bwd, n, ROW_BLOCK, a->c)
 
 static void backward_row(const void *args, size_t r, float *dw)
 {

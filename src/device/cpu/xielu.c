@@ -74,10 +74,7 @@ void mt_cpu_run_xielu(struct mt_cpu_device *d, const struct mt_xielu *a)
         .out = {mt_cpu_rows(a->dtype, a->out, 0, a->f)}});
 }
 
-size_t mt_cpu_xielu_bwd_workspace(const struct mt_device_limits *, const struct mt_xielu_bwd *a)
-{
-    return mt_div_up(a->n, mt_cpu_rows_per_chunk(a->f)) * 2 * sizeof(float);
-}
+MT_CPU_SUMS(xielu_bwd, n, mt_cpu_rows_per_chunk(a->f), 2)
 
 static void backward_chunk(void *ctx, size_t chunk, int)
 {
