@@ -55,6 +55,8 @@ FORWARD(int, mt_event_record, (mt_device *dev, mt_event *ev, enum mt_stream s, s
 FORWARD(int, mt_event_wait, (mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err), 0, event_wait, ev,
         s, err)
 FORWARD(int, mt_event_sync, (mt_device *dev, mt_event *ev, struct mt_err *err), 0, event_sync, ev, err)
+FORWARD(int, mt_device_call, (mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err), 0, call, fn, ctx,
+        err)
 FORWARD(int, mt_device_sync, (mt_device *dev, struct mt_err *err), 0, sync, err)
 FORWARD(int, mt_device_status, (mt_device *dev, struct mt_err *err), 0, status, err)
 FORWARD(bool, mt_device_adopt_findings, (mt_device *dev, const char *text), false, adopt_findings, text)
@@ -97,11 +99,6 @@ int mt_device_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, st
         return mt_fail(err, MT_ERR_DEVICE, -EINVAL, "copy: invalid: %zu rows of %zu bytes at pitches %zu, %zu",
                        c->rows, c->width, c->dst_pitch, c->src_pitch);
     return c->width && c->rows ? CALL(0, dev, copy, s, c, err) : 0;
-}
-
-int mt_device_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err)
-{
-    return CALL(0, dev, call, fn, ctx, err);
 }
 
 void mt_device_range_begin(mt_device *dev, const char *fmt, ...)

@@ -124,13 +124,19 @@ static struct span document(const struct mt_attention *a, size_t doc)
     return (struct span){.doc = first - past, .keys = first - past + a->past, .len = len, .past = past};
 }
 
-static struct span span_of(const struct mt_attention *a, size_t doc, size_t tile)
+/* The first key that a query attends to. */
+static size_t first_key(const struct mt_attention *a, size_t q)
 {
-    struct span s = document(a, doc);
-    s.q0 = s.past + tile * TILE;
-    s.n = MT_MIN((size_t)TILE, s.len - s.q0);
-    s.k0 = a->window && s.q0 + 1 > a->window ? s.q0 + 1 - a->window : 0;
-    s.n_keys = s.q0 + s.n - s.k0;
+    return a->window && q + 1 > a->window ? q + 1 - a->window : 0;
+}
+
+/* A tile of a document's queries, from q0 on. */
+static struct span span_of(const struct mt_attention *a, struct span s, size_t q0)
+{
+    s.q0 = q0;
+    s.n = MT_MIN((size_t)TILE, s.len - q0);
+    s.k0 = first_key(a, q0);
+    s.n_keys = q0 + s.n - s.k0;
     return s;
 }
 
@@ -143,8 +149,7 @@ struct strip {
 
 static struct strip strip_of(const struct mt_attention *a, const struct workspace *r, size_t q, size_t n, size_t key)
 {
-    size_t first = a->window && q + 1 > a->window ? q + 1 - a->window : 0;
-    first = MT_MAX(first, key) - key;
+    size_t first = MT_MAX(first_key(a, q), key) - key;
     return (struct strip){q, n, first / r->isa->mr * r->isa->mr, q + n - key, key, false};
 }
 
@@ -256,13 +261,15 @@ static struct span find_span(const struct mt_attention *a, size_t tile)
             break;
         tile -= tiles;
     }
-    return span_of(a, doc, tile);
+    struct span s = document(a, doc);
+    return span_of(a, s, s.past + tile * TILE);
 }
 
 struct job {
     struct mt_cpu_device *dev;
     const struct mt_attention *a;
-    const struct mt_attention_bwd *b;
+    const struct mt_attention_bwd *b;         /* of backward */
+    const struct mt_attention_cached *cached; /* with a cache */
 };
 
 static void forward_chunk(void *ctx, size_t chunk, int thread)
@@ -295,11 +302,6 @@ void mt_cpu_run_attention(struct mt_cpu_device *d, const struct mt_attention *a)
 
 /* --- with a cache ------------------------------------------------------------------------------- */
 
-struct cached_job {
-    struct mt_cpu_device *dev;
-    const struct mt_attention_cached *a;
-};
-
 size_t mt_cpu_attention_cached_workspace(const struct mt_device_limits *l, const struct mt_attention_cached *a)
 {
     return mt_cpu_attention_workspace(l, &a->of);
@@ -321,15 +323,15 @@ static size_t new_tokens(const struct mt_attention *a, size_t doc)
 /* Adds the keys and values of a document's new tokens. */
 static void append_chunk(void *ctx, size_t doc, int)
 {
-    const struct cached_job *j = ctx;
-    const struct mt_attention *a = &j->a->of;
+    const struct job *j = ctx;
+    const struct mt_attention *a = j->a;
     size_t e = mt_dtype_size(a->dtype);
     for (size_t i = 0; i < new_tokens(a, doc); i++)
         for (size_t h = 0; h < 2 * a->k.n; h++) {
             bool value = h >= a->k.n;
             const struct mt_heads *from = value ? &a->v : &a->k;
-            size_t head = value ? h - a->k.n : h, at = cached_at(j->a, doc, (size_t)j->a->past[doc] + i, head, value);
-            memcpy((char *)j->a->cache + at * e,
+            size_t head = value ? h - a->k.n : h, position = (size_t)j->cached->past[doc] + i;
+            memcpy((char *)j->cached->cache + cached_at(j->cached, doc, position, head, value) * e,
                    (const char *)from->p + mt_heads_at(from, (size_t)a->cu_seqlens[doc] + i, head) * e, from->dim * e);
         }
 }
@@ -365,27 +367,25 @@ static void pack_cached(const struct mt_attention_cached *a, const struct span *
 }
 
 /* Tiles of whole documents that have new queries. */
-static size_t cached_tiles(const struct mt_attention_cached *a, const int32_t *past, size_t doc)
+static size_t cached_tiles(const struct mt_attention_cached *a, size_t doc)
 {
-    size_t first = (size_t)past[doc], end = first + new_tokens(&a->of, doc);
+    size_t first = (size_t)a->past[doc], end = first + new_tokens(&a->of, doc);
     return mt_div_up(end, TILE) - first / TILE;
 }
 
 static void cached_chunk(void *ctx, size_t chunk, int thread)
 {
-    const struct cached_job *j = ctx;
-    const struct mt_attention *a = &j->a->of;
+    const struct job *j = ctx;
+    const struct mt_attention *a = j->a;
     struct workspace r = workspace_of(j->dev, a, thread);
     size_t kv = chunk % a->k.n, tile = chunk / a->k.n, group = a->q.n / a->k.n, nr = r.isa->nr, doc = 0;
-    for (size_t n; tile >= (n = cached_tiles(j->a, j->a->past, doc)); doc++)
+    for (size_t n; tile >= (n = cached_tiles(j->cached, doc)); doc++)
         tile -= n;
-    size_t past = (size_t)j->a->past[doc], len = past + new_tokens(a, doc), q0 = (past / TILE + tile) * TILE;
-    struct span s = {.doc = (size_t)a->cu_seqlens[doc] - past, .len = len, .q0 = q0}; /* of its first token, now past */
-    s.n = MT_MIN((size_t)TILE, len - q0);
-    s.k0 = a->window && q0 + 1 > a->window ? q0 + 1 - a->window : 0;
-    s.n_keys = q0 + s.n - s.k0;
-    size_t first = MT_MAX(past, q0) / nr * nr, seen = a->window && past + 1 > a->window ? past + 1 - a->window : 0;
-    pack_cached(j->a, &s, doc, kv, s.k0 + strip_of(a, &r, first, 1, s.k0).from, seen, &r);
+    size_t past = (size_t)j->cached->past[doc], len = past + new_tokens(a, doc), q0 = (past / TILE + tile) * TILE;
+    struct span whole = {.doc = (size_t)a->cu_seqlens[doc] - past, .len = len}; /* of its first token, now past */
+    struct span s = span_of(a, whole, q0);
+    size_t first = MT_MAX(past, q0) / nr * nr, seen = first_key(a, past);
+    pack_cached(j->cached, &s, doc, kv, s.k0 + strip_of(a, &r, first, 1, s.k0).from, seen, &r);
     for (size_t i = first; i < q0 + s.n; i += nr) {
         size_t from = MT_MAX(past, i), n = MT_MIN(i + nr, q0 + s.n) - from;
         struct strip c = strip_of(a, &r, i, 1, s.k0);
@@ -403,9 +403,9 @@ static void cached_chunk(void *ctx, size_t chunk, int thread)
 void mt_cpu_run_attention_cached(struct mt_cpu_device *d, const struct mt_attention_cached *a)
 {
     size_t tiles = 0;
-    struct cached_job j = {d, a};
+    struct job j = {.dev = d, .a = &a->of, .cached = a};
     for (size_t doc = 0; doc < a->of.n_docs; doc++)
-        tiles += cached_tiles(a, a->past, doc);
+        tiles += cached_tiles(a, doc);
     mt_pool_run(d->pool, append_chunk, &j, a->of.n_docs);
     mt_pool_run(d->pool, cached_chunk, &j, tiles * a->of.k.n);
 }

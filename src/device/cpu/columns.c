@@ -8,14 +8,14 @@
 
 enum { PANEL = 512 }; /* rows that are summed before the sum is added to the total */
 
-#define BY_WIDTH(nr, call) \
+#define BY_WIDTH(nr, f, ...) \
     do { \
         if ((nr) == 32) \
-            call(32); \
+            f(__VA_ARGS__, 32); \
         else if ((nr) == 16) \
-            call(16); \
+            f(__VA_ARGS__, 16); \
         else \
-            call(nr); \
+            f(__VA_ARGS__, nr); \
     } while (0)
 
 MT_HOT_PART void column_max_of(float *restrict max, const float *restrict s, size_t n, size_t nr)
@@ -29,9 +29,7 @@ MT_HOT_PART void column_max_of(float *restrict max, const float *restrict s, siz
 
 MT_HOT void mt_cpu_column_max(float *restrict max, const float *restrict s, size_t n, size_t nr)
 {
-#define CALL(w) column_max_of(max, s, n, w)
-    BY_WIDTH(nr, CALL);
-#undef CALL
+    BY_WIDTH(nr, column_max_of, max, s, n);
 }
 
 MT_HOT_PART void exp_of(float *restrict s, size_t ld, const float *restrict shift, size_t n, size_t nr)
@@ -43,9 +41,7 @@ MT_HOT_PART void exp_of(float *restrict s, size_t ld, const float *restrict shif
 
 MT_HOT void mt_cpu_exp_columns(float *restrict s, size_t ld, const float *restrict shift, size_t n, size_t nr)
 {
-#define CALL(w) exp_of(s, ld, shift, n, w)
-    BY_WIDTH(nr, CALL);
-#undef CALL
+    BY_WIDTH(nr, exp_of, s, ld, shift, n);
 }
 
 MT_HOT_PART void column_sum_of(float *restrict sum, const float *restrict s, size_t n, size_t nr)
@@ -64,9 +60,7 @@ MT_HOT_PART void column_sum_of(float *restrict sum, const float *restrict s, siz
 
 MT_HOT void mt_cpu_column_sum(float *restrict sum, const float *restrict s, size_t n, size_t nr)
 {
-#define CALL(w) column_sum_of(sum, s, n, w)
-    BY_WIDTH(nr, CALL);
-#undef CALL
+    BY_WIDTH(nr, column_sum_of, sum, s, n);
 }
 
 MT_HOT_PART void score_gradient_of(float *restrict ds, float *restrict dp, const float *restrict p, size_t ld,
@@ -80,9 +74,7 @@ MT_HOT_PART void score_gradient_of(float *restrict ds, float *restrict dp, const
 MT_HOT void mt_cpu_score_gradient(float *restrict ds, float *restrict dp, const float *restrict p, size_t ld,
                                   const float *restrict delta, size_t n, size_t nr)
 {
-#define CALL(w) score_gradient_of(ds, dp, p, ld, delta, n, w)
-    BY_WIDTH(nr, CALL);
-#undef CALL
+    BY_WIDTH(nr, score_gradient_of, ds, dp, p, ld, delta, n);
 }
 
 MT_HOT void mt_cpu_cap_columns(float *restrict s, size_t ld, float cap, size_t n, size_t nr)
