@@ -5,8 +5,8 @@
 
 #include "base/mem.h"
 #include "base/pool.h"
+#include "device/arena.h"
 #include "device/backend.h"
-#include "device/cpu/arena.h"
 #include "device/cpu/gemm.h"
 #include "device/cpu/stream.h"
 
@@ -19,7 +19,8 @@
 struct mt_cpu_device {
     struct mt_device base;
     mt_pool *pool; /* compute threads; the COMPUTE stream's thread runs it */
-    struct mt_cpu_arena *arena;
+    struct mt_arena *arena;
+    void *memory; /* mt_arena_span() of the budget, a mapping; or NULL */
     struct mt_cpu_gemm *gemm;
     struct mt_cpu_bf16_gemm **bf16_gemm; /* [compute threads], all NULL or none */
     struct mt_cpu_stream *streams[MT_N_STREAMS];

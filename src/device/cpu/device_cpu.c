@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "device/cpu/cpu.h"
 
@@ -19,25 +20,54 @@ static void cpu_destroy(mt_device *dev)
     for (int i = 0; d->bf16_gemm && i < d->base.limits.n_threads; i++)
         mt_cpu_bf16_gemm_destroy(&d->bf16_gemm[i]);
     mt_pool_destroy(&d->pool);
-    mt_cpu_arena_destroy(&d->arena);
+    mt_arena_destroy(&d->arena);
+    if (d->memory)
+        munmap(d->memory, mt_arena_span(d->base.limits.budget_bytes));
     free(d->bf16_gemm);
     mt_cpu_gemm_destroy(&d->gemm);
     free(d);
 }
 
+static int map_memory(struct mt_cpu_device *d, size_t budget, struct mt_err *err)
+{
+    size_t bytes = mt_arena_span(budget);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "cannot map a device arena of %zu bytes: %s", bytes,
+                       strerror(errno));
+    d->memory = p;
+    return mt_arena_create(&d->arena, p, budget, err);
+}
+
+/* Maps the pages now: no page faults during steps, and a lack of memory shows at once. Older kernels, which do not know
+ * this advice, map them later. */
+static void touch(void *p, size_t bytes)
+{
+#ifdef MADV_POPULATE_WRITE
+    const uintptr_t page = 4096, from = (uintptr_t)p & ~(page - 1), to = (uintptr_t)p + bytes;
+    madvise((void *)from, to - from, MADV_POPULATE_WRITE);
+#else
+    (void)p;
+    (void)bytes;
+#endif
+}
+
 static int cpu_alloc(mt_device *dev, size_t bytes, const char *tag, void **out, struct mt_err *err)
 {
-    return mt_cpu_arena_alloc(cpu(dev)->arena, bytes, tag, out, err);
+    int rc = mt_arena_alloc(cpu(dev)->arena, bytes, tag, out, err);
+    if (!rc)
+        touch(*out, bytes);
+    return rc;
 }
 
 static void cpu_free(mt_device *dev, void *ptr)
 {
-    mt_cpu_arena_free(cpu(dev)->arena, ptr);
+    mt_arena_free(cpu(dev)->arena, ptr);
 }
 
 static size_t cpu_bytes_used(const mt_device *dev)
 {
-    return mt_cpu_arena_used(((const struct mt_cpu_device *)dev)->arena);
+    return mt_arena_used(((const struct mt_cpu_device *)dev)->arena);
 }
 
 static void run_poison(struct mt_cpu_device *, struct mt_cpu_stream *, const void *args)
@@ -52,23 +82,6 @@ static void cpu_poison(mt_device *dev, void *ptr, size_t bytes)
     mt_cpu_stream_submit(cpu(dev)->streams[MT_STREAM_COMPUTE], run_poison, &z, sizeof(z));
 }
 
-static int cpu_event_create(mt_device *dev, mt_event **out, struct mt_err *err)
-{
-    return mt_cpu_event_create(cpu(dev), out, err);
-}
-
-static int cpu_event_record(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *)
-{
-    mt_cpu_stream_record(cpu(dev)->streams[s], ev);
-    return 0;
-}
-
-static int cpu_event_wait(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *)
-{
-    mt_cpu_stream_wait(cpu(dev)->streams[s], ev);
-    return 0;
-}
-
 /* What work on the streams may lack is memory for a product. */
 static int cpu_status(mt_device *dev, struct mt_err *err)
 {
@@ -81,12 +94,6 @@ static int cpu_event_sync(mt_device *dev, mt_event *ev, struct mt_err *err)
 {
     mt_cpu_event_sync(ev);
     return cpu_status(dev, err);
-}
-
-static int cpu_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *)
-{
-    mt_cpu_stream_copy(cpu(dev)->streams[s], c);
-    return 0;
 }
 
 struct call {
@@ -164,13 +171,13 @@ static const struct mt_device_backend cpu_backend = {
     .free = cpu_free,
     .bytes_used = cpu_bytes_used,
     .poison = cpu_poison,
-    .event_create = cpu_event_create,
+    .event_create = mt_cpu_event_create,
     .event_destroy = mt_cpu_event_destroy,
-    .event_record = cpu_event_record,
-    .event_wait = cpu_event_wait,
+    .event_record = mt_cpu_event_record,
+    .event_wait = mt_cpu_event_wait,
     .event_sync = cpu_event_sync,
     .event_time_ns = mt_cpu_event_time_ns,
-    .copy = cpu_copy,
+    .copy = mt_cpu_copy,
     .call = cpu_call,
     .sync = cpu_sync,
     .status = cpu_status,
@@ -223,13 +230,10 @@ static int create(mt_device **out, const struct mt_device_params *p, struct mt_e
     for (int bf16 = 0; bf16 < 2; bf16++)
         mt_cpu_gemm_arithmetic(d->base.limits.arithmetic[bf16], sizeof(d->base.limits.arithmetic[bf16]), bf16);
     struct mt_pool_params pool = {"compute", p->n_threads, p->cpus, mt_cpu_bf16_gemm_thread_init};
-    int rc = mt_cpu_arena_create(&d->arena, p->budget_bytes, err);
-    if (!rc)
-        rc = create_bf16_gemm(d, err);
-    if (!rc)
-        rc = mt_cpu_gemm_create(&d->gemm, p->n_threads, err);
-    if (!rc)
-        rc = mt_pool_create(&d->pool, &pool, err);
+    int rc = map_memory(d, p->budget_bytes, err)
+                 ?: create_bf16_gemm(d, err)
+                 ?: mt_cpu_gemm_create(&d->gemm, p->n_threads, err)
+                 ?: mt_pool_create(&d->pool, &pool, err);
     for (int s = 0; s < MT_N_STREAMS && !rc; s++)
         rc = create_stream(d, p, s, err);
     if (!rc && p->warm)
@@ -250,7 +254,7 @@ static void probe(struct mt_device_info *out, int)
 const struct mt_device_kind mt_cpu_kind = {
     .name = "cpu",
     .shares_host_memory = true,
-    .alignment = MT_CPU_ALIGNMENT,
+    .alignment = MT_ARENA_ALIGNMENT,
     .row_bucket = 32, /* oneDNN prepares bf16 products for each shape */
     .library_bytes = 1 << 20,
     .workspace = kind_workspace,

@@ -7,10 +7,8 @@
 #include <time.h>
 
 #include "base/clock.h"
-#include "base/mem.h"
-#include "base/pool.h"
 #include "base/thread.h"
-#include "device/backend.h"
+#include "device/cpu/cpu.h"
 
 enum { RING = 256, COPY_PIECE = 1 << 20 };
 
@@ -156,17 +154,23 @@ static void run_copy(struct mt_cpu_device *, struct mt_cpu_stream *s, const void
     pace(s, owed);
 }
 
-void mt_cpu_stream_copy(struct mt_cpu_stream *s, const struct mt_copy *c)
+static struct mt_cpu_stream *stream_of(mt_device *dev, enum mt_stream s)
 {
-    mt_cpu_stream_submit(s, run_copy, c, sizeof(*c));
+    return ((struct mt_cpu_device *)dev)->streams[s];
 }
 
-int mt_cpu_event_create(struct mt_cpu_device *d, mt_event **out, struct mt_err *err)
+int mt_cpu_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *)
+{
+    mt_cpu_stream_submit(stream_of(dev, s), run_copy, c, sizeof(*c));
+    return 0;
+}
+
+int mt_cpu_event_create(mt_device *dev, mt_event **out, struct mt_err *err)
 {
     struct event *ev = mt_calloc(1, sizeof(*ev));
     if (!ev)
         return mt_fail_nomem(err, "an event", sizeof(*ev));
-    ev->base.dev = (mt_device *)d;
+    ev->base.dev = dev;
     pthread_mutex_init(&ev->lock, NULL);
     pthread_cond_init(&ev->fired_cond, NULL);
     *out = &ev->base;
@@ -214,16 +218,23 @@ static struct ticket newest_ticket(mt_event *event, uint64_t add)
     return t;
 }
 
-void mt_cpu_stream_record(struct mt_cpu_stream *s, mt_event *event)
+static void record(struct mt_cpu_stream *s, mt_event *event)
 {
     struct ticket t = newest_ticket(event, 1);
     mt_cpu_stream_submit(s, run_record, &t, sizeof(t));
 }
 
-void mt_cpu_stream_wait(struct mt_cpu_stream *s, mt_event *event)
+int mt_cpu_event_record(mt_device *dev, mt_event *event, enum mt_stream s, struct mt_err *)
+{
+    record(stream_of(dev, s), event);
+    return 0;
+}
+
+int mt_cpu_event_wait(mt_device *dev, mt_event *event, enum mt_stream s, struct mt_err *)
 {
     struct ticket t = newest_ticket(event, 0);
-    mt_cpu_stream_submit(s, run_wait, &t, sizeof(t));
+    mt_cpu_stream_submit(stream_of(dev, s), run_wait, &t, sizeof(t));
+    return 0;
 }
 
 void mt_cpu_event_sync(mt_event *event)
@@ -235,7 +246,7 @@ void mt_cpu_event_sync(mt_event *event)
 void mt_cpu_stream_drain(struct mt_cpu_stream *s)
 {
     struct event ev = {.lock = PTHREAD_MUTEX_INITIALIZER, .fired_cond = PTHREAD_COND_INITIALIZER};
-    mt_cpu_stream_record(s, &ev.base);
+    record(s, &ev.base);
     mt_cpu_event_sync(&ev.base);
     pthread_cond_destroy(&ev.fired_cond);
     pthread_mutex_destroy(&ev.lock);

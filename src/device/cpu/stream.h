@@ -26,12 +26,14 @@ void mt_cpu_stream_destroy(struct mt_cpu_stream **s);
 void mt_cpu_stream_submit(struct mt_cpu_stream *s, mt_cpu_command run, const void *args,
                           size_t bytes);
 
-void mt_cpu_stream_copy(struct mt_cpu_stream *s, const struct mt_copy *c);
-int mt_cpu_event_create(struct mt_cpu_device *d, mt_event **out, struct mt_err *err);
+/* Of the backend's table. */
+int mt_cpu_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err);
+int mt_cpu_event_create(mt_device *dev, mt_event **out, struct mt_err *err);
 void mt_cpu_event_destroy(mt_event *ev);
-void mt_cpu_stream_record(struct mt_cpu_stream *s, mt_event *ev);
-void mt_cpu_stream_wait(struct mt_cpu_stream *s, mt_event *ev);
+int mt_cpu_event_record(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err);
+int mt_cpu_event_wait(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err);
+int64_t mt_cpu_event_time_ns(mt_event *ev);
+
 void mt_cpu_event_sync(mt_event *ev);
 /** Waits for all that the stream was given; needs no memory, so that what it uses can be freed behind it. */
 void mt_cpu_stream_drain(struct mt_cpu_stream *s);
-int64_t mt_cpu_event_time_ns(mt_event *ev);
