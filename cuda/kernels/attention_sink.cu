@@ -21,19 +21,15 @@ static __global__ void __launch_bounds__(256)
         return;
     T *o = static_cast<T *>(a.o.p) + row * a.o.ld;
     unsigned dim = static_cast<unsigned>(a.o.dim);
-    MT_UNROLL(UNROLL)
-    for (int u = 0; u < UNROLL; u++) {
-        size_t i = (at + u * blockDim.x) * N;
-        if (at + u * blockDim.x < vecs) {
-            unsigned head = static_cast<unsigned>(i) / dim;
-            T *of_head = o + head * a.o.stride + (static_cast<unsigned>(i) - head * dim);
-            float by = sigmoid<float>(a.lse[head * a.n + row] - load(static_cast<const T *>(a.sinks) + head)), x[N];
-            load_n<T, N>(of_head, x);
-            for (int k = 0; k < N; k++)
-                x[k] *= by;
-            store_n<T, N>(of_head, x);
-        }
-    }
+    each_vector<UNROLL>(at, vecs, [&](int, size_t i) {
+        unsigned column = static_cast<unsigned>(i * N), head = column / dim;
+        T *of_head = o + head * a.o.stride + (column - head * dim);
+        float by = sigmoid<float>(a.lse[head * a.n + row] - load(static_cast<const T *>(a.sinks) + head)), x[N];
+        load_n<T, N>(of_head, x);
+        for (int k = 0; k < N; k++)
+            x[k] *= by;
+        store_n<T, N>(of_head, x);
+    });
 }
 
 template <typename T> static __global__ void __launch_bounds__(THREADS) add_to_lse(struct mt_attention_sink a)

@@ -69,26 +69,18 @@ static __global__ void __launch_bounds__(256) decode_fp8(struct mt_decode a, siz
     const uint8_t *codes = a.codes + row * a.cols;
     T *out = static_cast<T *>(a.out) + row * a.cols;
     uint64_t word[UNROLL];
-    MT_UNROLL(UNROLL)
-    for (int u = 0; u < UNROLL; u++) {
-        size_t i = at + u * blockDim.x;
-        if (i < vecs) {
-            if constexpr (N == 1)
-                word[u] = codes[i];
-            else
-                word[u] = load_word<typename code_word<N>::type>(codes + i * N);
-        }
-    }
-    MT_UNROLL(UNROLL)
-    for (int u = 0; u < UNROLL; u++) {
-        size_t i = at + u * blockDim.x;
-        if (i < vecs) {
-            float scale = scale_at<MT_PACKED_FP8, false>(a, row, i * N), x[N];
-            for (int k = 0; k < N; k++)
-                x[k] = e4m3(static_cast<uint32_t>(word[u] >> (8 * k)) & 0xffu) * scale;
-            store_n<T, N>(out + i * N, x);
-        }
-    }
+    each_vector<UNROLL>(at, vecs, [&](int u, size_t i) {
+        if constexpr (N == 1)
+            word[u] = codes[i];
+        else
+            word[u] = load_word<typename code_word<N>::type>(codes + i * N);
+    });
+    each_vector<UNROLL>(at, vecs, [&](int u, size_t i) {
+        float scale = scale_at<MT_PACKED_FP8, false>(a, row, i * N), x[N];
+        for (int k = 0; k < N; k++)
+            x[k] = e4m3(static_cast<uint32_t>(word[u] >> (8 * k)) & 0xffu) * scale;
+        store_n<T, N>(out + i * N, x);
+    });
 }
 
 cudaError_t mt_cuda_decode(const struct mt_decode *a, cudaStream_t stream)

@@ -1,54 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward: a block copies one or more rows of the table, or a part of one; 2 s bytes per element of s bytes.
- * Backward: a block owns one run of equal tokens and 8 tiles of 32 vectors of its columns. In a short run each warp
- * adds up the rows of one tile; in a long run the warps share the rows of one tile after the other and add their sums
- * in order. Moves s bytes per element of dout, and 4 + 4 per element of the run's row of dtable.
+ * Backward of the embedding; forward gathers rows (moe_rows.cu). A block owns one run of equal tokens and 8 tiles of 32
+ * vectors of its columns. In a short run each warp adds up the rows of one tile; in a long run the warps share the rows
+ * of one tile after the other and add their sums in order. Moves s bytes per element of dout, and 4 + 4 per element of
+ * the run's row of dtable.
  */
-#include "base/dtype.h"
 #include "launch.cuh"
 #include "scalar.cuh"
 
-enum { UNROLL = 2, RUN_WARPS = 8, LONG_RUN = 16 };
-
-template <typename T, int N>
-static __global__ void __launch_bounds__(256)
-    embed(struct mt_embedding a, float scale, size_t vecs, unsigned columns)
-{
-    size_t row, at;
-    row_of_tile(columns, UNROLL, &row, &at);
-    if (row >= a.n)
-        return;
-    const T *src = static_cast<const T *>(a.table) + static_cast<size_t>(a.ids[row]) * a.c;
-    T *dst = static_cast<T *>(a.out) + row * a.c;
-    float x[UNROLL][N];
-    MT_UNROLL(UNROLL)
-    for (int u = 0; u < UNROLL; u++)
-        if (at + u * blockDim.x < vecs)
-            load_n<T, N>(src + (at + u * blockDim.x) * N, x[u]);
-    MT_UNROLL(UNROLL)
-    for (int u = 0; u < UNROLL; u++)
-        if (at + u * blockDim.x < vecs) {
-            for (int k = 0; k < N; k++)
-                x[u][k] *= scale;
-            store_n<T, N>(dst + (at + u * blockDim.x) * N, x[u]);
-        }
-}
-
-template <typename T> static float scale_in(float scale)
-{
-    return sizeof(T) == 2 ? mt_bf16_to_f32(mt_f32_to_bf16(scale)) : scale;
-}
-
-cudaError_t mt_cuda_embedding(const struct mt_embedding *a, cudaStream_t stream)
-{
-    return for_vectors(a->dtype, a->c, [=](auto v) {
-        using V = decltype(v);
-        row_tiles t = tile_rows(a->n, a->c / V::n, UNROLL);
-        return MT_LAUNCH((embed<typename V::type, V::n>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a,
-                         scale_in<typename V::type>(a->scale), a->c / V::n, t.columns);
-    });
-}
+enum { RUN_WARPS = 8, LONG_RUN = 16 };
 
 /* Adds the vectors at `column` of the run's rows first, first + step, ... to `sum`. */
 template <typename T, int N>
@@ -118,6 +78,6 @@ cudaError_t mt_cuda_embedding_bwd(const struct mt_embedding_bwd *a, cudaStream_t
         using V = decltype(v);
         size_t groups = ceil_div(a->c, static_cast<size_t>(V::n) * WARP * RUN_WARPS);
         return MT_LAUNCH((add_runs<typename V::type, V::n>), grid_of(a->n_runs * groups), dim3(WARP, RUN_WARPS), 0,
-                         stream, *a, scale_in<typename V::type>(a->scale), static_cast<unsigned>(groups));
+                         stream, *a, scale_in(a->dtype, a->scale), static_cast<unsigned>(groups));
     });
 }

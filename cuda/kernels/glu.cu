@@ -22,26 +22,18 @@ static __global__ void __launch_bounds__(256) glu_forward(struct mt_glu a, size_
     const T *__restrict__ ups = gates + a.f;
     T *__restrict__ out = static_cast<T *>(a.out) + row * a.f;
     float g[UNROLL][N], up[UNROLL][N];
-    MT_UNROLL(UNROLL)
-    for (int u = 0; u < UNROLL; u++) {
-        size_t i = at + u * blockDim.x;
-        if (i < vecs) {
-            load_n<T, N>(gates + i * N, g[u]);
-            if constexpr (GATED)
-                load_n<T, N>(ups + i * N, up[u]);
+    each_vector<UNROLL>(at, vecs, [&](int u, size_t i) {
+        load_n<T, N>(gates + i * N, g[u]);
+        if constexpr (GATED)
+            load_n<T, N>(ups + i * N, up[u]);
+    });
+    each_vector<UNROLL>(at, vecs, [&](int u, size_t i) {
+        for (int k = 0; k < N; k++) {
+            glu_terms t = glu_terms_of<T, KIND>({a.alpha, a.limit}, g[u][k], GATED ? up[u][k] : 1.0f);
+            g[u][k] = t.act * t.up;
         }
-    }
-    MT_UNROLL(UNROLL)
-    for (int u = 0; u < UNROLL; u++) {
-        size_t i = at + u * blockDim.x;
-        if (i < vecs) {
-            for (int k = 0; k < N; k++) {
-                glu_terms t = glu_terms_of<T, KIND>({a.alpha, a.limit}, g[u][k], GATED ? up[u][k] : 1.0f);
-                g[u][k] = t.act * t.up;
-            }
-            store_n<T, N>(out + i * N, g[u]);
-        }
-    }
+        store_n<T, N>(out + i * N, g[u]);
+    });
 }
 
 /* A thread writes only where it has read: dgate_up may be gate_up, and out may be dout. */

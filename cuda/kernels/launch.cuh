@@ -79,6 +79,15 @@ static inline row_tiles tile_rows(size_t rows, size_t vecs, unsigned per_thread)
     return t;
 }
 
+/** f(u, i) for the N vectors u of a thread, of which the first is `at`, where the row of `vecs` has such a vector i. */
+template <int N, typename F> static __device__ __forceinline__ void each_vector(size_t at, size_t vecs, F f)
+{
+    MT_UNROLL(N)
+    for (int u = 0; u < N; u++)
+        if (at + u * blockDim.x < vecs)
+            f(u, at + u * blockDim.x);
+}
+
 /** This thread's row and first vector under tile_rows(). */
 static inline __device__ void row_of_tile(unsigned columns, unsigned per_thread, size_t *row,
                                           size_t *vec)

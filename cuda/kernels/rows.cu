@@ -39,14 +39,9 @@ static __global__ void __launch_bounds__(256) move_words(struct mt_rows a, size_
     size_t source = SCATTER ? source_of(a, row) : static_cast<size_t>(a.rows[row]);
     const W *src = static_cast<const W *>(a.src) + source * words;
     W *dst = static_cast<W *>(a.dst) + row * words, w[ROW_UNROLL] = {};
-    MT_UNROLL(ROW_UNROLL)
-    for (int u = 0; u < ROW_UNROLL; u++)
-        if ((!SCATTER || source < a.n) && at + u * blockDim.x < words)
-            w[u] = load_word<W>(src + at + u * blockDim.x);
-    MT_UNROLL(ROW_UNROLL)
-    for (int u = 0; u < ROW_UNROLL; u++)
-        if (at + u * blockDim.x < words)
-            store_word<W>(dst + at + u * blockDim.x, w[u]);
+    if (!SCATTER || source < a.n)
+        each_vector<ROW_UNROLL>(at, words, [&](int u, size_t i) { w[u] = load_word<W>(src + i); });
+    each_vector<ROW_UNROLL>(at, words, [&](int u, size_t i) { store_word<W>(dst + i, w[u]); });
 }
 
 template <typename W, bool SCATTER> static cudaError_t move_rows(const struct mt_rows *a, cudaStream_t stream)

@@ -342,6 +342,12 @@ template <typename T> MT_DEVICE float sigmoid(float x)
 
 /* --- on the host ---------------------------------------------------------------------------- */
 
+/** A factor as it is in the dtype. */
+static inline float scale_in(enum mt_dtype t, float scale)
+{
+    return t == MT_BF16 ? mt_bf16_to_f32(mt_f32_to_bf16(scale)) : scale;
+}
+
 /** f() of a value of the dtype's type, which a lambda names by decltype(). */
 template <typename F> static inline cudaError_t for_dtype(enum mt_dtype t, F f)
 {
