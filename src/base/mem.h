@@ -25,6 +25,18 @@ static inline void mt_free_at(void *pointer)
  * `return` computes. Of several variables, that of the last one comes first. */
 #define MT_CLOSED_BY(f) __attribute__((cleanup(f)))
 
+/** A variable's value, which is then all zero: what MT_CLOSED_BY or MT_FREED would end is the receiver's. */
+#define MT_GIVE(variable) \
+    ({ \
+        __typeof__(variable) given_ = (variable); \
+        memset(&(variable), 0, sizeof(variable)); \
+        given_; \
+    })
+
+/** Sets *p to n zeroed items: 0, or -ENOMEM, and *err says of what (base/err.h). */
+#define MT_NEW(p, n, what, err) \
+    ((*(p) = mt_calloc(n, sizeof(**(p)))) ? 0 : mt_fail_nomem(err, what, (n) * sizeof(**(p))))
+
 /* Of x86-64 and, with pages of 4 KiB, of ARM. */
 #define MT_HUGE_PAGE ((size_t)2 << 20)
 

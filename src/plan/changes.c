@@ -62,16 +62,13 @@ static bool search(struct mt_plan_choice *chosen, struct list *l, const struct m
 __attribute__((format(printf, 4, 5))) static bool consider(struct list *l, const struct mt_plan_request *r,
                                                            bool hardware, const char *words, ...)
 {
-    struct mt_plan_choice c;
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     char what[256];
     va_list ap;
     va_start(ap, words);
     vsnprintf(what, sizeof(what), words, ap);
     va_end(ap);
-    bool fits = search(&c, l, r, hardware, what);
-    if (fits)
-        mt_plan_choice_finish(&c);
-    return fits;
+    return search(&c, l, r, hardware, what);
 }
 
 /* Adds more hardware for a placement that less was enough for. */
@@ -79,11 +76,9 @@ static void consider_more(struct list *l, const struct mt_plan_request *r, const
                           const char *what)
 {
     struct mt_plan_request t = mt_plan_request_as(r, enough);
-    struct mt_plan_choice c;
-    if (l->n == MAX_CHANGES || mt_plan_evaluate(&c, &t, NULL, NULL))
-        return;
-    add(l, r, c.sim.seconds, true, what);
-    mt_plan_choice_finish(&c);
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
+    if (l->n < MAX_CHANGES && !mt_plan_evaluate(&c, &t, NULL, NULL))
+        add(l, r, c.sim.seconds, true, what);
 }
 
 /* Memory that a budget is a part of: the machine's, of which an option has the size. */
@@ -280,7 +275,7 @@ static void consider_hardware(struct list *l, const struct mt_plan_request *r)
         m.rate[id[i]] = (struct mt_rate){typical[i], MT_RATE_RATED};
     t.machine = &m;
     t.placement.states = MT_STATES_AUTO;
-    struct mt_plan_choice one;
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice one = {0};
     bool has_one = false; /* two drives then have its placement, which is no slower with them: a search takes seconds */
     for (t.drives = 1; t.drives <= 2; t.drives++) {
         const char *drives = t.drives == 1 ? "an NVMe drive" : "two NVMe drives";
@@ -292,8 +287,6 @@ static void consider_hardware(struct list *l, const struct mt_plan_request *r)
         if (!alone && !has_one)
             consider_with_drives(l, &t, &device, drives);
     }
-    if (has_one)
-        mt_plan_choice_finish(&one);
 }
 
 size_t mt_plan_changes(struct mt_plan_change *out, size_t max, const struct mt_plan_request *r)

@@ -55,13 +55,11 @@ static void on_operation(void *ctx, const struct mt_metered *op, const void *arg
 static int classify_units(mt_cost_table *t, struct mt_err *err)
 {
     const struct mt_layout *l = t->engine_params.layout;
-    t->unit_class = mt_calloc(l->n_units, sizeof(int));
-    if (!t->unit_class)
-        return mt_fail_nomem(err, "a cost table", l->n_units * sizeof(int));
-    for (size_t u = 0; u < l->n_units; u++)
-        for (t->unit_class[u] = 0; !mt_layout_alike(l, (size_t)t->unit_class[u], u);)
+    int rc = MT_NEW(&t->unit_class, l->n_units, "a cost table", err);
+    for (size_t u = 0; u < l->n_units && !rc; u++)
+        while (!mt_layout_alike(l, (size_t)t->unit_class[u], u))
             t->unit_class[u]++;
-    return 0;
+    return rc;
 }
 
 /* Rows of one document each, with a loss on every token and ids spread over the vocabulary; of one in chunks a chunk
@@ -84,15 +82,13 @@ static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
     if (rc)
         return rc;
     t->n_batches++;
-    uint32_t *ids = mt_calloc(len, sizeof(*ids));
-    if (!ids)
-        return mt_fail_nomem(err, "a cost table", len * sizeof(*ids));
+    MT_FREED uint32_t *ids = NULL;
+    rc = MT_NEW(&ids, len, "a cost table", err);
     for (size_t r = 0; r < rows && !rc; r++) {
         for (size_t i = 0; i < len; i++)
             ids[i] = (uint32_t)(((uint64_t)r * len + i) * 2654435761u % vocab);
         rc = cache->slots ? mt_batch_go_on(b, past, ids, len, true, err) : mt_batch_add(b, ids, NULL, len, 0, err);
     }
-    free(ids);
     b->row_before = b->doc_before = b->doc_after = (chunks - 1) * len / 2;
     b->max_doc_len += b->doc_before;
     return rc ? rc : mt_batch_seal(b, err);
@@ -130,9 +126,10 @@ static int make_engine(mt_cost_table *t, struct mt_err *err)
 
 int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, struct mt_err *err)
 {
-    mt_cost_table *t = mt_calloc(1, sizeof(*t));
-    if (!t)
-        return mt_fail_nomem(err, "a cost table", sizeof(*t));
+    MT_CLOSED_BY(mt_cost_table_destroy) mt_cost_table *t = NULL;
+    int rc = MT_NEW(&t, 1, "a cost table", err);
+    if (rc)
+        return rc;
     t->machine = p->machine;
     t->on_call = p->on_call;
     t->ctx = p->ctx;
@@ -142,19 +139,13 @@ int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, st
     size_t micro = (size_t)p->engine->numerics.micro_batch, rows = (size_t)p->engine->numerics.rows_per_step;
     t->n_micro = p->engine->max_micro;
     size_t rest = rows % micro;
-    int rc = classify_units(t, err);
-    if (!rc)
-        rc = make_batch(t, MT_MIN(micro, rows), err);
+    rc = classify_units(t, err) ?: make_batch(t, MT_MIN(micro, rows), err);
     if (!rc && rest && t->n_micro > 1)
         rc = make_batch(t, rest, err);
+    rc = rc ?: make_engine(t, err);
     if (!rc)
-        rc = make_engine(t, err);
-    if (rc) {
-        mt_cost_table_destroy(&t);
-        return rc;
-    }
-    *out = t;
-    return 0;
+        *out = MT_GIVE(t);
+    return rc;
 }
 
 int mt_cost_table_as(mt_cost_table **out, mt_cost_table *t, const struct mt_placement *placement, struct mt_err *err)
@@ -218,8 +209,7 @@ int mt_cost_of(mt_cost_table *t, const struct mt_program *prog, const struct mt_
     bool last = t->n_batches > 1 && (size_t)in->mb + 1 == t->n_micro;
     struct entry key = {in->op, roles_of(in), last, t->unit_class[in->unit], {0}};
     for (const struct entry *e = t->entries; e < t->entries + t->n_entries; e++) {
-        if (e->op == key.op && e->roles == key.roles && e->last == key.last &&
-            e->unit_class == key.unit_class) {
+        if (e->op == key.op && e->roles == key.roles && e->last == key.last && e->unit_class == key.unit_class) {
             *out = e->cost;
             return 0;
         }

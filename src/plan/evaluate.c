@@ -178,16 +178,10 @@ int mt_plan_divide(struct mt_engine_plan *out, struct mt_engine_params *p, const
 
 bool mt_plan_fits_device(const struct mt_plan_request *r)
 {
-    mt_device *dev = NULL;
-    if (mt_plan_meter(&dev, r, r->placement.device_budget.bytes, NULL))
-        return false;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_engine_plan_finish) struct mt_engine_plan plan = {0};
     struct mt_engine_params p;
-    struct mt_engine_plan plan;
-    bool fits = !mt_plan_divide(&plan, &p, r, dev, NULL);
-    if (fits)
-        mt_engine_plan_finish(&plan);
-    mt_device_destroy(&dev);
-    return fits;
+    return !mt_plan_meter(&dev, r, r->placement.device_budget.bytes, NULL) && !mt_plan_divide(&plan, &p, r, dev, NULL);
 }
 
 struct mt_plan_request mt_plan_request_as(const struct mt_plan_request *r, const struct mt_plan_choice *c)
@@ -339,7 +333,7 @@ static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, 
 static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct mt_plan_request *r,
                  struct mt_err *err)
 {
-    mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
     int rc = mt_plan_meter(&dev, r, r->placement.device_budget.bytes, err);
     if (rc)
         return rc;
@@ -347,30 +341,23 @@ static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct
     uint64_t host = 0;
     rc = mt_plan_divide(&c->engine, &p, r, dev, err);
     take_settings(c, r, &p);
-    if (!rc)
-        rc = mt_engine_plan_step(&c->engine, prog, &host, &p, err);
-    mt_device_destroy(&dev);
+    rc = rc ?: mt_engine_plan_step(&c->engine, prog, &host, &p, err);
     if (rc && host > p.host_bytes)
         return fail_host(r, host + r->placement.host_budget.bytes - p.host_bytes, err);
-    if (!rc)
-        rc = take_plan(c, r, r->machine->cpu, err);
-    return rc ? rc : check_memory(c, r, err);
+    return rc ?: take_plan(c, r, r->machine->cpu, err)
+              ?: check_memory(c, r, err);
 }
 
 int mt_plan_place(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_device *dev, struct mt_err *err)
 {
-    struct mt_plan_choice c = {0};
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     struct mt_engine_params p = mt_plan_engine_params(r, dev);
     take_settings(&c, r, &p);
-    int rc = mt_engine_plan(&c.engine, &p, err);
+    int rc = mt_engine_plan(&c.engine, &p, err)
+          ?: take_plan(&c, r, mt_device_limits(dev)->shares_host_memory, err);
     if (!rc)
-        rc = take_plan(&c, r, mt_device_limits(dev)->shares_host_memory, err);
-    if (rc) {
-        mt_plan_choice_finish(&c);
-        return rc;
-    }
-    *out = c;
-    return 0;
+        *out = MT_GIVE(c);
+    return rc;
 }
 
 bool mt_plan_orders(const struct mt_plan_request *r)
@@ -386,8 +373,7 @@ static int fits_in_order(const struct mt_plan_request *r, struct mt_err *err)
     struct mt_plan_request t = cut ? mt_plan_request_in_halves(r) : *r;
     MT_CLOSED_BY(mt_program_finish) struct mt_program prog = {0};
     MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
-    int rc = place(&c, &prog, &t, err);
-    return rc;
+    return place(&c, &prog, &t, err);
 }
 
 int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err)
@@ -404,7 +390,7 @@ static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,
                     const struct mt_plan_request *r, mt_cost_table *costs, struct mt_sim_graph *graph,
                     struct mt_err *err)
 {
-    struct mt_sim_graph g = {0};
+    MT_CLOSED_BY(mt_sim_graph_finish) struct mt_sim_graph g = {0};
     if (c->engine.uses_files && !(r->machine->rate[MT_RATE_READ].value > 0))
         return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
                        "the model's files would be read in place, and the rate of their drive is not known: name it "
@@ -418,33 +404,24 @@ static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,
         sp.idle = pow(1 - (double)moe->top_k / (double)moe->n_experts, (double)r->cache.slots);
         sp.idle_groups = pow(sp.idle, (double)MT_MAX(c->layout->cut.expert_group, (size_t)1));
     }
-    int rc = mt_sim_graph_build(&g, prog, costs, &sp, err);
-    if (!rc)
-        rc = mt_sim_run(&c->sim, &g, &sp, err);
+    int rc = mt_sim_graph_build(&g, prog, costs, &sp, err)
+          ?: mt_sim_run(&c->sim, &g, &sp, err);
     if (!rc && graph)
-        *graph = g;
-    else
-        mt_sim_graph_finish(&g);
+        *graph = MT_GIVE(g);
     return rc;
 }
 
 int mt_plan_with_costs(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_cost_table *costs,
                        struct mt_sim_graph *graph, struct mt_err *err)
 {
-    struct mt_program prog = {0};
-    struct mt_plan_choice c = {0};
-    int rc = place(&c, &prog, r, err);
+    MT_CLOSED_BY(mt_program_finish) struct mt_program prog = {0};
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
+    int rc = place(&c, &prog, r, err)
+          ?: mt_cost_table_as(&costs, costs, &c.placement, err)
+          ?: simulate(&c, &prog, r, costs, graph, err);
     if (!rc)
-        rc = mt_cost_table_as(&costs, costs, &c.placement, err);
-    if (!rc)
-        rc = simulate(&c, &prog, r, costs, graph, err);
-    mt_program_finish(&prog);
-    if (rc) {
-        mt_plan_choice_finish(&c);
-        return rc;
-    }
-    *out = c;
-    return 0;
+        *out = MT_GIVE(c);
+    return rc;
 }
 
 int mt_plan_costs(mt_cost_table **out, const struct mt_plan_request *r, struct mt_err *err)
@@ -457,8 +434,5 @@ int mt_plan_evaluate(struct mt_plan_choice *out, const struct mt_plan_request *r
                      struct mt_sim_graph *graph, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_cost_table_destroy) mt_cost_table *costs = NULL;
-    int rc = mt_plan_costs(&costs, r, err);
-    if (!rc)
-        rc = mt_plan_with_costs(out, r, costs, graph, err);
-    return rc;
+    return mt_plan_costs(&costs, r, err) ?: mt_plan_with_costs(out, r, costs, graph, err);
 }

@@ -50,11 +50,10 @@ static void price_gather(struct mt_sim_task *t, const struct mt_program *prog, c
 {
     double tokens = MT_MAX(p->tokens / (double)prog->n_micro, 1.0), rows = distinct_tokens(tokens) / tokens;
     double elems = (double)in->bytes / (double)mt_dtype_size(p->numerics->dtype);
-    double ns = byte_ns(p);
     double both = mt_optimizer_bytes(p->numerics->optimizer, p->numerics->master, p->numerics->grad_dtype);
     double read = (both + (double)mt_dtype_size(p->numerics->grad_dtype)) / 2;
     t->bytes = elems * rows * read + (double)in->bytes;
-    t->seconds = t->bytes * ns * 1e-9;
+    t->seconds = t->bytes * byte_ns(p) * 1e-9;
 }
 
 /* Bytes of the rows of a gradient that the step's tokens have. */
@@ -66,9 +65,8 @@ static double used_bytes(const struct mt_instr *in, const struct mt_sim_params *
 /* Reads and writes each row; a write reads, too. */
 static void price_scatter(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
 {
-    double ns = byte_ns(p);
     t->bytes = 3 * used_bytes(in, p);
-    t->seconds = t->bytes * ns * 1e-9;
+    t->seconds = t->bytes * byte_ns(p) * 1e-9;
 }
 
 /* On the cpu device the caches make short copies faster. Between the two sizes measured: by their logarithms. */
@@ -190,11 +188,10 @@ static void leave_out_idle(struct mt_sim_task *t, const struct mt_instr *in, con
 int mt_sim_graph_build(struct mt_sim_graph *out, const struct mt_program *prog, mt_cost_table *costs,
                        const struct mt_sim_params *p, struct mt_err *err)
 {
-    struct mt_sim_graph g = {.n = prog->n_instrs, .n_lanes = prog->n_lanes};
-    g.tasks = mt_calloc(MT_MAX(g.n, (size_t)1), sizeof(*g.tasks));
+    MT_CLOSED_BY(mt_sim_graph_finish) struct mt_sim_graph g = {.n = prog->n_instrs, .n_lanes = prog->n_lanes};
     struct messages m = {.net_in = mt_sim_net_in(MT_MAX(g.n_lanes, 1)), .computing = MT_NO_WAIT};
     memset(m.wait, MT_NO_WAIT, sizeof(m.wait));
-    int rc = g.tasks ? 0 : mt_fail_nomem(err, "a simulation", g.n * sizeof(*g.tasks));
+    int rc = MT_NEW(&g.tasks, g.n, "a simulation", err);
     for (size_t i = 0; i < g.n && !rc; i++) {
         const struct mt_instr *in = &prog->instrs[i];
         struct mt_sim_task *t = &g.tasks[i];
@@ -214,9 +211,7 @@ int mt_sim_graph_build(struct mt_sim_graph *out, const struct mt_program *prog, 
         if (mt_opcodes[in->op].ends_forward)
             g.turn = i;
     }
-    if (rc)
-        mt_sim_graph_finish(&g);
-    else
-        *out = g;
+    if (!rc)
+        *out = MT_GIVE(g);
     return rc;
 }

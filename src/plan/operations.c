@@ -61,15 +61,12 @@ static bool is_listed(const struct mt_metered *ops, size_t n, const struct mt_me
 static int add_operations(struct mt_metered **ops, size_t *n, size_t *cap, const struct mt_plan_request *r,
                           struct mt_err *err)
 {
-    mt_cost_table *costs = NULL, *used = NULL;
-    struct mt_plan_choice c;
-    int rc = mt_plan_costs(&costs, r, err);
-    if (!rc)
-        rc = mt_plan_with_costs(&c, r, costs, NULL, err);
-    if (!rc) {
-        rc = mt_cost_table_as(&used, costs, &c.placement, err);
-        mt_plan_choice_finish(&c);
-    }
+    MT_CLOSED_BY(mt_cost_table_destroy) mt_cost_table *costs = NULL;
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
+    mt_cost_table *used = NULL; /* costs' own */
+    int rc = mt_plan_costs(&costs, r, err)
+          ?: mt_plan_with_costs(&c, r, costs, NULL, err)
+          ?: mt_cost_table_as(&used, costs, &c.placement, err);
     if (!rc) {
         size_t k;
         const struct mt_metered *more = mt_cost_operations(used, &k);
@@ -79,7 +76,6 @@ static int add_operations(struct mt_metered **ops, size_t *n, size_t *cap, const
             if (!is_listed(*ops, *n, &more[i]))
                 (*ops)[(*n)++] = more[i];
     }
-    mt_cost_table_destroy(&costs);
     return rc == -ENOSPC ? 0 : rc;
 }
 
@@ -114,20 +110,16 @@ static int add_layout(struct mt_metered **ops, size_t *n, size_t *cap, const str
 int mt_plan_operations(struct mt_metered **ops, size_t *n, const struct mt_plan_request *r,
                        struct mt_err *err)
 {
+    MT_FREED struct mt_metered *all = NULL;
     size_t cap = 0;
-    *ops = NULL;
     *n = 0;
-    int rc = add_layout(ops, n, &cap, r, err);
+    int rc = add_layout(&all, n, &cap, r, err);
     if (!rc && r->halves) {
         struct mt_plan_request halves = mt_plan_request_in_halves(r);
-        rc = add_layout(ops, n, &cap, &halves, err);
-    }
-    if (rc) {
-        free(*ops);
-        *ops = NULL;
-        return rc;
+        rc = add_layout(&all, n, &cap, &halves, err);
     }
     if (*n) /* sorted, so that operations that are compared are timed one after the other */
-        qsort(*ops, *n, sizeof(**ops), compare_operations);
-    return 0;
+        qsort(all, *n, sizeof(*all), compare_operations);
+    *ops = rc ? NULL : MT_GIVE(all);
+    return rc;
 }

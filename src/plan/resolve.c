@@ -78,9 +78,7 @@ static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, c
 {
     const struct mt_config *c = o->cfg;
     struct mt_blocks blocks;
-    int rc = check_longest(o, err);
-    if (!rc)
-        rc = mt_blocks_init(&blocks, c, o->hf->n_layers, err);
+    int rc = check_longest(o, err) ?: mt_blocks_init(&blocks, c, o->hf->n_layers, err);
     if (rc)
         return rc;
     /* the base of adapters, and that of a block, is always read from the model */
@@ -123,13 +121,12 @@ static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, c
 int mt_plan_lay_out_shared(struct mt_layout **layout, struct mt_layout **halves, const struct mt_lay_out *o, size_t n,
                            struct mt_err *err)
 {
-    MT_FREED struct mt_adapter_spec *adapter = mt_calloc(n, sizeof(*adapter));
-    int rc = adapter ? 0 : mt_fail_nomem(err, "the adapters", n * sizeof(*adapter));
+    MT_FREED struct mt_adapter_spec *adapter = NULL;
+    int rc = MT_NEW(&adapter, n, "the adapters", err);
     *layout = *halves = NULL;
     for (size_t i = 0; i < n && !rc; i++)
         rc = mt_adapters_by_config(&adapter[i], o[i].cfg, o[i].resumed ? o[i].resumed->dir : NULL, err);
-    if (!rc)
-        rc = lay_out_specs(layout, halves, o, adapter, n, err);
+    rc = rc ?: lay_out_specs(layout, halves, o, adapter, n, err);
     for (size_t i = 0; adapter && i < n; i++)
         mt_adapter_spec_finish(&adapter[i]);
     return rc;
@@ -220,15 +217,13 @@ static int find_devices(struct mt_plan_limits *out, const struct mt_config *c, s
     bool list = mt_device_list_named(gpus) && c->device.kind != MT_DEVICE_CPU;
     struct mt_device_info gpu;
     out->gpu[0] = (int)c->device.index;
-    int rc =
-        list ? mt_device_select(out->gpu, &out->n_gpus, MT_MAX_DEVICES, "cuda", gpus, 0, err) : 0;
+    int rc = list ? mt_device_select(out->gpu, &out->n_gpus, MT_MAX_DEVICES, "cuda", gpus, 0, err) : 0;
     if (rc)
         return rc;
     out->kind = mt_device_choose(kind_names[c->device.kind], out->gpu[0], &gpu);
     out->device_bytes = gpu.present ? gpu.free_bytes : 0;
     out->device_reserve = mt_plan_device_reserve(gpu.total_bytes, gpu.has_display);
-    rc = mt_device_select(out->gpu, &out->n_gpus, MT_MAX_DEVICES, out->kind, gpus,
-                          (int)c->device.index, err);
+    rc = mt_device_select(out->gpu, &out->n_gpus, MT_MAX_DEVICES, out->kind, gpus, (int)c->device.index, err);
     for (int i = 1; i < out->n_gpus && gpu.present && !rc; i++) {
         mt_device_probe(&gpu, out->kind, out->gpu[i]);
         take_least(out, &gpu);
@@ -241,10 +236,8 @@ static int find_devices(struct mt_plan_limits *out, const struct mt_config *c, s
 int mt_plan_limits_here(struct mt_plan_limits *out, const struct mt_config *c, struct mt_err *err)
 {
     struct mt_hw_memory hw;
-    int *cpus = NULL, n = 0, rc = mt_hw_memory(&hw, "", err);
-    if (!rc)
-        rc = mt_hw_cores(&cpus, &n, err);
-    free(cpus);
+    MT_FREED int *cpus = NULL;
+    int n = 0, rc = mt_hw_memory(&hw, "", err) ?: mt_hw_cores(&cpus, &n, err);
     if (rc)
         return rc;
     *out = (struct mt_plan_limits){
@@ -410,16 +403,11 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
                        "it", n.optimizer->type);
     if (!rc && n.optimizer->direct)
         rc = check_directions(&n, c, err);
-    if (rc)
-        return rc;
-    rc = find_objective(&n, c, err);
-    if (!rc)
-        rc = check_chunk(&n, err);
-    if (rc)
-        return rc;
     n.seed = (uint64_t)c->train.seed;
-    *out = n;
-    return 0;
+    rc = rc ?: find_objective(&n, c, err) ?: check_chunk(&n, err);
+    if (!rc)
+        *out = n;
+    return rc;
 }
 
 int64_t mt_resolve_micro_batch(const struct mt_numerics *n)
@@ -456,9 +444,8 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
                        struct mt_err *err)
 {
     struct mt_plan_request r = {.train = true, .placement = c->placement, .drives = limits->drives};
-    int named = 0, rc = mt_resolve_numerics(&r.numerics, c, err);
-    if (!rc)
-        rc = mt_device_count_named(&named, c->device.gpus, MT_MAX_DEVICES, err);
+    int named = 0, rc = mt_resolve_numerics(&r.numerics, c, err)
+                     ?: mt_device_count_named(&named, c->device.gpus, MT_MAX_DEVICES, err);
     if (!rc && !limits->n_gpus && !named)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "device.gpus = all: how many GPUs a stored machine has is not known; give a number");
@@ -505,16 +492,15 @@ static int check_chunks(const struct mt_plan_request *r, struct mt_err *err)
                                l->cfg.family->architecture, what);
 }
 
-/* Refuses a memory.base that is not possible. */
-static int check_base(const struct mt_plan_request *r, struct mt_err *err)
+/* Refuses records, a memory.base and chunks of rows that are not possible. */
+static int check_request(const struct mt_plan_request *r, struct mt_err *err)
 {
     size_t n_frozen = 0, n_in_file = 0;
     int rc = mt_records_check(r->layout, &r->placement, err);
     if (rc)
         return rc;
-    for (size_t i = 0; i < r->layout->n_tensors; i++) {
+    for (size_t i = 0; i < r->layout->n_tensors; i++)
         n_frozen += !r->layout->tensors[i].trainable;
-    }
     for (size_t u = 0; u < r->layout->n_units; u++)
         n_in_file += can_be_in_files(&r->layout->units[u]);
     if (r->placement.base == MT_BASE_DISK && !r->drives)
@@ -525,14 +511,14 @@ static int check_base(const struct mt_plan_request *r, struct mt_err *err)
                                   "bf16), and packed ones cannot unless they stay packed under adapters, as files have them "
                                   "(FP8 with scales other than F16); set memory.base = auto"
                                 : "nothing is frozen (model.freeze), and trained weights cannot be read from the model's files");
-    return 0;
+    return check_chunks(r, err);
 }
 
 /* --- from the machine ------------------------------------------------------------------------------- */
 
 int mt_resolve(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
-    int rc = check_base(r, err) ?: check_chunks(r, err);
+    int rc = check_request(r, err);
     if (rc)
         return rc;
     if (r->numerics.compute == MT_COMPUTE_FP8 && !(r->machine->rate[MT_RATE_GEMM_E4M3].value > 0))
@@ -568,7 +554,7 @@ int mt_resolve_by_rules(struct mt_plan_choice *out, const struct mt_plan_request
                         struct mt_err *err)
 {
     struct mt_plan_request t = *r;
-    int rc = check_base(r, err) ?: check_chunks(r, err);
+    int rc = check_request(r, err);
     if (rc)
         return rc;
     t.numerics.micro_batch = mt_resolve_micro_batch(&r->numerics);

@@ -22,14 +22,12 @@
 static bool fits_kept(mt_device *dev, const struct mt_plan_request *r, int keep, bool *separate)
 {
     struct mt_plan_request t = *r;
-    struct mt_engine_plan plan;
-    t.placement.keep_layers = keep;
+    MT_CLOSED_BY(mt_engine_plan_finish) struct mt_engine_plan plan = {0};
     struct mt_engine_params p;
-    if (mt_plan_divide(&plan, &p, &t, dev, NULL))
-        return false;
+    t.placement.keep_layers = keep;
+    bool fits = !mt_plan_divide(&plan, &p, &t, dev, NULL);
     *separate = plan.program.cast;
-    mt_engine_plan_finish(&plan);
-    return true;
+    return fits;
 }
 
 /* The most layers that can be kept (by bisection) without giving up separate cast buffers. */
@@ -37,7 +35,7 @@ static int most_kept(const struct mt_plan_request *r)
 {
     int lo = 0, hi = (int)r->layout->cfg.n_layers;
     bool separate, separate_at_none;
-    mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
     if (mt_plan_meter(&dev, r, r->placement.device_budget.bytes, NULL))
         return 0;
     bool fits = fits_kept(dev, r, 0, &separate_at_none);
@@ -48,7 +46,6 @@ static int most_kept(const struct mt_plan_request *r)
         else
             hi = mid - 1;
     }
-    mt_device_destroy(&dev);
     return lo;
 }
 
@@ -198,9 +195,8 @@ static int fix_choice(struct mt_plan_choice *c, const struct mt_plan_request *r,
     int rc = mt_plan_evaluate(&fixed, &t, NULL, err);
     if (rc)
         return rc;
-    fixed.tried = c->tried;
+    fixed.tried = MT_GIVE(c->tried);
     fixed.n_tried = fixed.n_searched = c->n_tried;
-    c->tried = NULL;
     mt_plan_choice_finish(c);
     *c = fixed;
     return 0;
@@ -209,10 +205,10 @@ static int fix_choice(struct mt_plan_choice *c, const struct mt_plan_request *r,
 static int search_layout(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct mt_search s = {.r = r};
-    struct mt_search_groups *all = mt_calloc(1, sizeof(*all));
+    MT_FREED struct mt_search_groups *all = NULL;
     int64_t choices[MT_PLAN_MAX_MICRO_BATCHES];
     size_t n = mt_plan_micro_batches(r, choices);
-    int rc = all ? 0 : mt_fail_nomem(err, "a search", sizeof(*all));
+    int rc = MT_NEW(&all, 1, "a search", err);
     for (size_t i = n; i-- > 0 && !rc;) {
         struct mt_plan_request t = *r;
         t.numerics.micro_batch = choices[i];
@@ -221,7 +217,6 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
     rc = rc ?: try_groups(&s, all, err) ?: mt_search_mixtures(&s, all, err);
     for (size_t i = 0; all && i < all->n_costs; i++)
         mt_cost_table_destroy(&all->costs[i]);
-    free(all);
     if (!rc && !s.found) {
         if (err)
             *err = s.err;
@@ -267,7 +262,7 @@ static void choose(struct mt_plan_choice *out, struct mt_plan_choice *other, boo
     size_t n = out->n_searched + other->n_searched;
     mt_plan_choice_finish(take ? out : other);
     if (take)
-        *out = *other;
+        *out = MT_GIVE(*other);
     out->n_searched = n;
 }
 
@@ -277,10 +272,9 @@ static void take_better(struct mt_plan_choice *out, struct mt_plan_choice *c, do
     bool take = c->sim.seconds * worth < out->sim.seconds;
     c->n_searched = 1;
     if (take) {
-        c->tried = out->tried;
+        c->tried = MT_GIVE(out->tried);
         c->n_tried = out->n_tried;
         c->whole_seconds = out->whole_seconds;
-        out->tried = NULL;
     }
     choose(out, c, take);
 }
@@ -340,10 +334,9 @@ static int try_staying(struct mt_plan_choice *out, const struct mt_plan_request 
         return 0;
     t.placement.adapters = MT_ADAPTERS_RESIDENT;
     int rc = mt_plan_evaluate(&c, &t, NULL, err);
-    if (rc)
-        return rc == -ENOSPC ? 0 : rc;
-    take_better(out, &c, WORTH_STAYING);
-    return 0;
+    if (!rc)
+        take_better(out, &c, WORTH_STAYING);
+    return rc == -ENOSPC ? 0 : rc;
 }
 
 /*
@@ -377,10 +370,9 @@ static int search_bases(struct mt_plan_choice *out, const struct mt_plan_request
 
 static int search_order(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
-    int rc = search_bases(out, r, err);
-    if (rc)
-        return rc;
-    rc = try_gathering(out, r, err) ?: try_staying(out, r, err);
+    int rc = search_bases(out, r, err)
+          ?: try_gathering(out, r, err)
+          ?: try_staying(out, r, err);
     if (rc)
         mt_plan_choice_finish(out);
     return rc;
@@ -433,22 +425,16 @@ static int try_pending(struct mt_plan_choice *out, const struct mt_plan_request 
 static int try_backward(struct mt_plan_choice *out, const struct mt_plan_request *r, bool found, struct mt_err *err)
 {
     struct mt_plan_request t = *r;
-    struct mt_plan_choice c;
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     t.placement.update = MT_UPDATE_BACKWARD;
     int rc = search_order(&c, &t, err);
-    if (rc)
-        return rc;
-    if (r->placement.update_pending == MT_AUTO)
+    if (!rc && r->placement.update_pending == MT_AUTO)
         rc = try_pending(&c, &t, err);
-    if (rc) {
-        mt_plan_choice_finish(&c);
-        return rc;
-    }
-    if (found)
+    if (!rc && found)
         choose(out, &c, updates_better(&c, out, WORTH_UPDATING));
-    else
-        *out = c;
-    return 0;
+    else if (!rc)
+        *out = MT_GIVE(c);
+    return rc;
 }
 
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)

@@ -51,15 +51,12 @@ static bool is_nearer(const struct mt_search *s, const struct mt_err *why, bool 
 int mt_search_try(struct mt_search *s, const struct mt_plan_request *r, mt_cost_table *costs,
                    struct mt_sim_result *sim, struct mt_err *err)
 {
-    struct mt_plan_choice c;
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     struct mt_err why = {0};
     *sim = (struct mt_sim_result){0};
     int rc = mt_plan_with_costs(&c, r, costs, NULL, &why);
-    if ((!rc || rc == -ENOSPC) && !remember(s, r, rc ? NULL : &c)) {
-        if (!rc)
-            mt_plan_choice_finish(&c);
+    if ((!rc || rc == -ENOSPC) && !remember(s, r, rc ? NULL : &c))
         return mt_fail_nomem(err, "a search", s->n_tried * sizeof(*s->tried));
-    }
     if (rc == -ENOSPC) {
         const struct mt_placement *p = &r->placement;
         bool least = p->activations != MT_ACT_KEEP && p->activations != MT_ACT_OFFLOAD && p->keep_layers <= 0;
@@ -76,40 +73,32 @@ int mt_search_try(struct mt_search *s, const struct mt_plan_request *r, mt_cost_
     *sim = c.sim;
     if (is_better(s, &c)) {
         mt_plan_choice_finish(&s->best);
-        s->best = c;
+        s->best = MT_GIVE(c);
         s->found = true;
-    } else {
-        mt_plan_choice_finish(&c);
     }
     return 0;
 }
 
 int mt_search_bound(struct mt_search_group *g, struct mt_err *err)
 {
-    mt_device *dev = NULL;
-    struct mt_engine_plan plan;
-    struct mt_draft d;
-    double of_lane[MT_MAX_LANES] = {0};
-    int rc = mt_plan_meter(&dev, &g->r, SIZE_MAX / 2, err);
-    if (rc)
-        return rc;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_engine_plan_finish) struct mt_engine_plan plan = {0};
     struct mt_engine_params p;
-    rc = mt_plan_divide(&plan, &p, &g->r, dev, err);
-    if (!rc) {
-        rc = mt_draft_write(&d, &plan.program, err);
-        g->least = 0;
-        for (size_t i = 0; !rc && i < d.prog.n_instrs; i++) {
-            const struct mt_instr *in = &d.prog.instrs[i];
-            struct mt_cost c = {0};
-            if (in->queue == MT_Q_COMPUTE)
-                rc = mt_cost_of(g->costs, &d.prog, in, &c, err);
-            of_lane[in->lane] += c.seconds;
-            g->least = MT_MAX(g->least, of_lane[in->lane]);
-        }
-        mt_program_finish(&d.prog);
-        mt_engine_plan_finish(&plan);
+    struct mt_draft d = {.params = NULL};
+    double of_lane[MT_MAX_LANES] = {0};
+    int rc = mt_plan_meter(&dev, &g->r, SIZE_MAX / 2, err)
+          ?: mt_plan_divide(&plan, &p, &g->r, dev, err)
+          ?: mt_draft_write(&d, &plan.program, err);
+    g->least = 0;
+    for (size_t i = 0; !rc && i < d.prog.n_instrs; i++) {
+        const struct mt_instr *in = &d.prog.instrs[i];
+        struct mt_cost c = {0};
+        if (in->queue == MT_Q_COMPUTE)
+            rc = mt_cost_of(g->costs, &d.prog, in, &c, err);
+        of_lane[in->lane] += c.seconds;
+        g->least = MT_MAX(g->least, of_lane[in->lane]);
     }
-    mt_device_destroy(&dev);
+    mt_program_finish(&d.prog);
     return rc;
 }
 

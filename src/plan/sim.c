@@ -34,12 +34,9 @@ static double rate(const struct state *s, enum mt_rate_id id)
     return s->p->machine->rate[id].value;
 }
 
-static bool sort_by_queue(struct state *s)
+static void sort_by_queue(struct state *s)
 {
     size_t n = s->g->n, at[MT_SIM_MAX_QUEUES];
-    s->order = mt_calloc(MT_MAX(n, (size_t)1), sizeof(*s->order));
-    if (!s->order)
-        return false;
     for (size_t i = 0; i < n; i++)
         s->first[s->g->tasks[i].queue + 1]++;
     for (int q = 0; q < s->n_queues; q++)
@@ -48,7 +45,6 @@ static bool sort_by_queue(struct state *s)
         at[q] = s->next[q] = s->first[q];
     for (size_t i = 0; i < n; i++)
         s->order[at[s->g->tasks[i].queue]++] = (int32_t)i;
-    return true;
 }
 
 static bool ready(const struct state *s, const struct mt_sim_task *t)
@@ -318,9 +314,11 @@ int mt_sim_run(struct mt_sim_result *out, struct mt_sim_graph *g, const struct m
         s.active[q] = s.newest[q] = -1;
         s.ended[q] = -1;
     }
-    if (!sort_by_queue(&s))
-        return mt_fail_nomem(err, "a simulation", g->n * sizeof(int32_t));
-    int rc = run_tasks(&s, &r, err);
+    int rc = MT_NEW(&s.order, g->n, "a simulation", err);
+    if (!rc) {
+        sort_by_queue(&s);
+        rc = run_tasks(&s, &r, err);
+    }
     if (!rc) {
         double turn = g->n ? g->tasks[g->turn].end : 0;
         r.makespan = s.now;

@@ -10,15 +10,12 @@
 /* The distinct operations of the program's compute instructions. */
 static int collect(mt_cost_table *t, const struct mt_program_params *program, struct mt_err *err)
 {
-    struct mt_program prog;
+    MT_CLOSED_BY(mt_program_finish) struct mt_program prog = {0};
     struct mt_cost cost;
     int rc = mt_program_build(&prog, program, err);
-    if (rc)
-        return rc;
     for (size_t i = 0; i < prog.n_instrs && !rc; i++)
         if (prog.instrs[i].queue == MT_Q_COMPUTE)
             rc = mt_cost_of(t, &prog, &prog.instrs[i], &cost, err);
-    mt_program_finish(&prog);
     return rc;
 }
 
@@ -43,7 +40,7 @@ static int run_once(const struct mt_cost_table *t, mt_device *dev, bool others, 
 int mt_plan_warm(const struct mt_engine_params *p, const struct mt_program_params *program,
                  const struct mt_step_data *step, struct mt_err *err)
 {
-    mt_cost_table *t = NULL;
+    MT_CLOSED_BY(mt_cost_table_destroy) mt_cost_table *t = NULL;
     struct mt_warm_attention attention = {.n = 0};
     int64_t begin = mt_now_ns();
     size_t n = 0, n_run = 0, n_calls = 0;
@@ -58,6 +55,5 @@ int mt_plan_warm(const struct mt_engine_params *p, const struct mt_program_param
     if (!rc)
         mt_debug("ran %zu of %zu operations of a step once, and attention over %zu micro-batches, in %.1f s", n_run, n,
                  n_calls, mt_seconds_since(begin));
-    mt_cost_table_destroy(&t);
     return rc;
 }

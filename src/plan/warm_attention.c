@@ -21,10 +21,8 @@ void mt_warm_attention_note(void *ctx, enum mt_dev_op op, const void *args)
     bool backward = op == MT_DEV_ATTENTION_BWD;
     if (!backward && op != MT_DEV_ATTENTION)
         return;
-    struct mt_attention_bwd b = {.fwd = backward ? ((const struct mt_attention_bwd *)args)->fwd
-                                                 : *(const struct mt_attention *)args};
-    if (backward)
-        b = *(const struct mt_attention_bwd *)args;
+    const struct mt_attention_bwd b = backward ? *(const struct mt_attention_bwd *)args
+                                               : (struct mt_attention_bwd){.fwd = *(const struct mt_attention *)args};
     if (b.dk_sum.p) /* of rows in chunks, which need no plan */
         return;
     for (int i = 0; i < w->n; i++)
@@ -105,10 +103,8 @@ static int run(mt_device *dev, struct mt_attention_bwd args, bool backward, cons
         fill_backward(&r, &args);
     if (!r.rc)
         r.rc = backward ? mt_op_attention_bwd(dev, &args, &r.err) : mt_op_attention(dev, &args.fwd, &r.err);
-    if (!r.rc)
-        r.rc = mt_device_sync(dev, &r.err);
-    else
-        mt_device_sync(dev, NULL);
+    int synced = mt_device_sync(dev, r.rc ? NULL : &r.err);
+    r.rc = r.rc ?: synced;
     for (int i = 0; i < r.n; i++)
         mt_device_free(dev, r.p[i]);
     *ran = !r.rc;
