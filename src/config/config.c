@@ -68,55 +68,39 @@ static int find_key(const struct mt_key **out, const char *section, const char *
 }
 
 /* A path in a file is relative to the file. A value that may be a name or a path becomes a path only if that exists. */
-static int resolve_path(const struct mt_key *key, const char *file, const char *value, char **out)
+static char *resolve_path(const struct mt_key *key, const char *file, const char *value)
 {
     const char *slash = strrchr(file, '/');
-    *out = NULL;
     bool home = value[0] == '~' && (!value[1] || value[1] == '/'); /* which is refused as it stands */
     bool hub = !strncmp(value, MT_HUB_ADDRESS, strlen(MT_HUB_ADDRESS));
-    if (!*value || *value == '/' || home || hub || !slash || !strcmp(value, "auto")) {
-        *out = strdup(value);
-    } else {
-        char *dir = strndup(file, (size_t)(slash - file) + 1);
-        *out = dir ? mt_path_join(dir, value) : NULL;
-        free(dir);
-        if (*out && !mt_key_is_path(key, value, *out)) {
-            free(*out);
-            *out = strdup(value);
-        }
-    }
-    return *out ? 0 : -ENOMEM;
+    if (!*value || *value == '/' || home || hub || !slash || !strcmp(value, "auto"))
+        return strdup(value);
+    MT_FREED char *dir = strndup(file, (size_t)(slash - file) + 1), *path = dir ? mt_path_join(dir, value) : NULL;
+    return !path || mt_key_is_path(key, value, path) ? MT_GIVE(path) : strdup(value);
 }
 
-static int resolve_list(const struct mt_key *key, const char *file, const char *value, char **out)
+static char *resolve_list(const struct mt_key *key, const char *file, const char *value)
 {
-    struct mt_str s = {0};
-    char *copy = strdup(value), *save = NULL;
+    MT_STR_FREED struct mt_str s = {0};
+    MT_FREED char *copy = strdup(value);
     s.failed = !copy;
-    for (char *item = copy ? strtok_r(copy, ",", &save) : NULL; item;
-         item = strtok_r(NULL, ",", &save)) {
-        MT_FREED char *path = NULL;
-        while (*item == ' ' || *item == '\t')
-            item++;
+    for (char *save = NULL, *item = copy ? strtok_r(copy, ",", &save) : NULL; item; item = strtok_r(NULL, ",", &save)) {
+        item += strspn(item, " \t");
         size_t name = mt_key_name_of_path(key, item);
-        if (resolve_path(key, file, item + name, &path))
-            s.failed = true;
-        else
-            mt_str_printf(&s, "%s%.*s%s", s.len ? ", " : "", (int)name, item, path);
+        MT_FREED char *path = resolve_path(key, file, item + name);
+        s.failed |= !path;
+        mt_str_printf(&s, "%s%.*s%s", s.len ? ", " : "", (int)name, item, path ? path : "");
     }
-    free(copy);
     mt_str_append(&s, "", 0);
-    *out = s.p;
-    return s.failed || !s.p ? -ENOMEM : 0;
+    return s.failed ? NULL : MT_GIVE(s.p);
 }
 
 char *mt_key_resolve(const struct mt_key *key, const char *file, const char *value)
 {
-    char *out = NULL;
     if (mt_key_holds_path(key))
-        return resolve_path(key, file, value, &out) ? NULL : out;
+        return resolve_path(key, file, value);
     if (key->type == MT_KEY_PATHS || key->type == MT_KEY_NAMED_PATHS)
-        return resolve_list(key, file, value, &out) ? NULL : out;
+        return resolve_list(key, file, value);
     return strdup(value);
 }
 
@@ -138,11 +122,8 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
     cfg->priv->set_file[i] = strdup(file);
     cfg->priv->set_line[i] = line;
     MT_FREED char *resolved = mt_key_resolve(key, file, value);
-    if (!resolved || !cfg->priv->set_file[i])
-        rc = mt_fail_nomem(err, "the configuration", strlen(value));
-    else
-        rc = set_key(cfg, key, resolved, origin, err);
-    return rc;
+    return resolved && cfg->priv->set_file[i] ? set_key(cfg, key, resolved, origin, err)
+                                              : mt_fail_nomem(err, "the configuration", strlen(value));
 }
 
 static int apply_set(struct mt_config *cfg, const char *set, struct mt_err *err)
@@ -257,15 +238,33 @@ static int set_defaults(struct mt_config *cfg, struct mt_err *err)
     return rc;
 }
 
-/* 1 or 0, or -ENOMEM. */
-static int prints_alike(const struct mt_config *a, const struct mt_config *b, const struct mt_key *key)
+static bool is_auto(const struct mt_config *cfg, const struct mt_key *key)
 {
-    MT_STR_FREED struct mt_str x = {0}, y = {0};
-    mt_key_print(a, key, &x);
-    mt_key_print(b, key, &y);
-    mt_str_append(&x, "", 0); /* NULL only if memory is short */
-    mt_str_append(&y, "", 0);
-    return x.failed || y.failed ? -ENOMEM : !strcmp(x.p, y.p);
+    MT_STR_FREED struct mt_str text = {0};
+    mt_key_print(cfg, key, &text);
+    return text.p && !strcmp(text.p, "auto");
+}
+
+/* The value; for auto of an optimizer's own key, what that is. */
+static void print_settled(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out)
+{
+    double def;
+    if (key->offset == MT_KEY_NO_OFFSET && is_auto(cfg, key) &&
+        mt_optimizer_default(cfg->optimizer.type, key->name, &def))
+        mt_str_number(out, def);
+    else
+        mt_key_print(cfg, key, out);
+}
+
+/* 1 or 0, or -ENOMEM; of_a and of_b: empty, what they are. */
+static int has_same_value(const struct mt_config *a, const struct mt_config *b, const struct mt_key *key,
+                           struct mt_str *of_a, struct mt_str *of_b)
+{
+    print_settled(a, key, of_a);
+    print_settled(b, key, of_b);
+    mt_str_append(of_a, "", 0); /* NULL only if memory is short */
+    mt_str_append(of_b, "", 0);
+    return of_a->failed || of_b->failed ? -ENOMEM : !strcmp(of_a->p, of_b->p);
 }
 
 /* The first key of [adapter] whose value is not the default, which a configuration with all keys has; NULL: none. */
@@ -276,7 +275,8 @@ static const char *adapter_key_set(const struct mt_config *c)
     int rc = mt_config_load(&usual, NULL, NULL, 0, NULL);
     for (size_t i = 0; i < mt_n_keys() && !name && !rc; i++) {
         const struct mt_key *key = mt_key_at(i);
-        if (!strcmp(key->section, "adapter") && strcmp(key->name, "kind") && !prints_alike(c, usual, key))
+        MT_STR_FREED struct mt_str x = {0}, y = {0};
+        if (!strcmp(key->section, "adapter") && strcmp(key->name, "kind") && !has_same_value(c, usual, key, &x, &y))
             name = key->name;
     }
     return name;
@@ -301,24 +301,18 @@ static int check_effects(const struct mt_config *c, const char *path, struct mt_
 int mt_config_load(struct mt_config **out, const char *path, const char *const *sets, int n_sets,
                    struct mt_err *err)
 {
-    struct mt_config *cfg = mt_calloc(1, sizeof(*cfg));
-    if (!cfg || !(cfg->priv = mt_calloc(1, sizeof(*cfg->priv)))) {
-        free(cfg);
-        return mt_fail_nomem(err, "the configuration", sizeof(*cfg));
-    }
-    int rc = set_defaults(cfg, err);
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
+    int rc = MT_NEW(&cfg, 1, "the configuration", err)
+          ?: MT_NEW(&cfg->priv, 1, "the configuration", err)
+          ?: set_defaults(cfg, err);
     if (!rc && path)
         rc = mt_ini_parse_file(path, on_key, cfg, err);
     for (int i = 0; i < n_sets && !rc; i++)
         rc = apply_set(cfg, sets[i], err);
     if (!rc && path)
-        rc = check_keys(cfg, path, err);
-    if (!rc && path)
-        rc = check_effects(cfg, path, err);
-    if (rc)
-        mt_config_destroy(&cfg);
-    else
-        *out = cfg;
+        rc = check_keys(cfg, path, err) ?: check_effects(cfg, path, err);
+    if (!rc)
+        *out = MT_GIVE(cfg);
     return rc;
 }
 
@@ -327,7 +321,7 @@ void mt_config_destroy(struct mt_config **config)
     struct mt_config *cfg = *config;
     if (!cfg)
         return;
-    for (size_t i = 0; i < mt_n_keys(); i++) {
+    for (size_t i = 0; i < mt_n_keys() && cfg->priv; i++) {
         mt_key_free(cfg, mt_key_at(i));
         free(cfg->priv->origin[i]);
         free(cfg->priv->set_file[i]);
@@ -382,48 +376,15 @@ int mt_config_reset(struct mt_config *cfg, const char *key, struct mt_err *err)
              : mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "there is no key %s", key);
 }
 
-static bool is_auto(const struct mt_config *cfg, const struct mt_key *key)
-{
-    MT_STR_FREED struct mt_str text = {0};
-    mt_key_print(cfg, key, &text);
-    return text.p && !strcmp(text.p, "auto");
-}
-
-/* The value; for auto of an optimizer's own key, what that is. */
-static void print_settled(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out)
-{
-    double def;
-    if (key->offset == MT_KEY_NO_OFFSET && is_auto(cfg, key) &&
-        mt_optimizer_default(cfg->optimizer.type, key->name, &def))
-        mt_str_number(out, def);
-    else
-        mt_key_print(cfg, key, out);
-}
-
-/* 1 or 0, or -ENOMEM. */
-static int has_same_value(const struct mt_config *a, const struct mt_config *b, const struct mt_key *key,
-                           struct mt_str *of_a, struct mt_str *of_b)
-{
-    *of_a = *of_b = (struct mt_str){0};
-    print_settled(a, key, of_a);
-    print_settled(b, key, of_b);
-    mt_str_append(of_a, "", 0); /* NULL only if memory is short */
-    mt_str_append(of_b, "", 0);
-    return of_a->failed || of_b->failed ? -ENOMEM : !strcmp(of_a->p, of_b->p);
-}
-
 /* Gives a key the value that it has in `from`. */
 static int take_value(struct mt_config *cfg, const struct mt_config *from, const struct mt_key *key, const char *why,
                       struct mt_err *err)
 {
-    struct mt_str now, then;
+    MT_STR_FREED struct mt_str now = {0}, then = {0};
     int same = has_same_value(cfg, from, key, &now, &then);
-    int rc = same < 0 ? mt_fail_nomem(err, "the configuration", then.len) : 0;
-    if (!same)
-        rc = set_key(cfg, key, then.p, why, err);
-    mt_str_finish(&now);
-    mt_str_finish(&then);
-    return rc;
+    return same < 0 ? mt_fail_nomem(err, "the configuration", then.len)
+           : same   ? 0
+                    : set_key(cfg, key, then.p, why, err);
 }
 
 int mt_config_adopt(struct mt_config *cfg, const struct mt_numerics *numerics, const struct mt_placement *placement,
@@ -442,15 +403,13 @@ int mt_config_adopt(struct mt_config *cfg, const struct mt_numerics *numerics, c
 int mt_config_copy(struct mt_config **out, const struct mt_config *cfg, const char *decided,
                    struct mt_err *err)
 {
-    struct mt_config *c = NULL;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = NULL;
     int rc = mt_config_load(&c, NULL, NULL, 0, err);
     for (size_t i = 0; i < mt_n_keys() && !rc; i++)
         if (mt_key_at(i)->role != MT_PLACEMENT || strcmp(cfg->priv->origin[i], decided))
             rc = take_value(c, cfg, mt_key_at(i), cfg->priv->origin[i], err);
-    if (rc)
-        mt_config_destroy(&c);
-    else
-        *out = c;
+    if (!rc)
+        *out = MT_GIVE(c);
     return rc;
 }
 
@@ -491,15 +450,12 @@ static int on_earlier_key(void *ctx, const char *file, int line, const char *sec
 /* Loads the text of an earlier config.effective.ini. */
 static int load_earlier(struct mt_config **out, const char *ini, bool warn, struct mt_err *err)
 {
-    struct earlier e = {.warn = warn};
-    int rc = mt_config_load(&e.cfg, NULL, NULL, 0, err);
-    if (rc)
-        return rc;
-    rc = mt_ini_parse(ini, strlen(ini), "earlier configuration", on_earlier_key, &e, err);
-    if (rc)
-        mt_config_destroy(&e.cfg);
-    else
-        *out = e.cfg;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
+    int rc = mt_config_load(&cfg, NULL, NULL, 0, err);
+    struct earlier e = {cfg, warn};
+    rc = rc ?: mt_ini_parse(ini, strlen(ini), "earlier configuration", on_earlier_key, &e, err);
+    if (!rc)
+        *out = MT_GIVE(cfg);
     return rc;
 }
 
@@ -530,14 +486,15 @@ static bool is_numeric(enum mt_key_role role, const char *then, const char *now)
 int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct mt_str *diff,
                    struct mt_str *grown, struct mt_err *err)
 {
-    struct mt_config *earlier = NULL, settled = *cfg; /* borrows everything else */
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *earlier = NULL;
+    struct mt_config settled = *cfg; /* borrows everything else */
     int rc = load_earlier(&earlier, earlier_ini, false, err);
     settled.numerics.compute = mt_settled_compute(&cfg->numerics);
     if (!rc)
         earlier->numerics.compute = mt_settled_compute(&earlier->numerics);
     for (size_t i = 0; i < mt_n_keys() && !rc; i++) {
         const struct mt_key *k = mt_key_at(i);
-        struct mt_str then, now;
+        MT_STR_FREED struct mt_str then = {0}, now = {0};
         int same = has_same_value(earlier, &settled, k, &then, &now);
         if (same < 0) {
             rc = mt_fail_nomem(err, "the configuration", then.len);
@@ -545,9 +502,6 @@ int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct 
             bool grows = k->role == MT_LENGTH && strtod(now.p, NULL) > strtod(then.p, NULL);
             mt_str_printf(grows ? grown : diff, "  %s.%s: %s -> %s\n", k->section, k->name, then.p, now.p);
         }
-        mt_str_finish(&then);
-        mt_str_finish(&now);
     }
-    mt_config_destroy(&earlier);
     return rc;
 }

@@ -42,8 +42,7 @@ __attribute__((format(printf, 2, 3))) static int complain(struct parser *p, cons
 
 static char *trim(char *s)
 {
-    while (isspace((unsigned char)*s))
-        s++;
+    s += strspn(s, " \t\n\v\f\r");
     char *end = s + strlen(s);
     while (end > s && isspace((unsigned char)end[-1]))
         end--;
@@ -124,16 +123,13 @@ static int include(struct parser *p, const char *name)
     const char *slash = strrchr(p->file, '/');
     MT_FREED char *dir = slash ? strndup(p->file, (size_t)(slash - p->file) + 1) : strdup("");
     MT_FREED char *path = dir ? mt_path_join(dir, name) : NULL;
-    int rc;
     if (!path)
-        rc = mt_fail_nomem(p->err, "include", strlen(name));
-    else if (p->depth >= MAX_DEPTH)
-        rc = complain(p, "includes nest deeper than %d: does a file include itself?", MAX_DEPTH);
-    else if (!mt_path_exists(path))
-        rc = complain(p, "include: %s does not exist", path);
-    else
-        rc = parse_file(path, p->depth + 1, p->fn, p->ctx, p->err);
-    return rc;
+        return mt_fail_nomem(p->err, "include", strlen(name));
+    if (p->depth >= MAX_DEPTH)
+        return complain(p, "includes nest deeper than %d: does a file include itself?", MAX_DEPTH);
+    if (!mt_path_exists(path))
+        return complain(p, "include: %s does not exist", path);
+    return parse_file(path, p->depth + 1, p->fn, p->ctx, p->err);
 }
 
 static int open_section(struct parser *p, char *line)
@@ -187,10 +183,9 @@ static int parse_text(const char *text, size_t len, struct parser *p)
     while (len && !rc) {
         const char *nl = memchr(text, '\n', len);
         size_t n = nl ? (size_t)(nl - text) : len;
-        char *line = strndup(text, n);
+        MT_FREED char *line = strndup(text, n);
         p->line++;
         rc = line ? parse_line(p, line) : mt_fail_nomem(p->err, p->file, n);
-        free(line);
         n += nl != NULL;
         text += n;
         len -= n;
@@ -207,16 +202,13 @@ int mt_ini_parse(const char *text, size_t len, const char *file, mt_ini_fn fn, v
 
 static int parse_file(const char *file, int depth, mt_ini_fn fn, void *ctx, struct mt_err *err)
 {
-    MT_FREED struct parser *p = mt_calloc(1, sizeof(*p));
+    struct parser p = {.file = file, .depth = depth, .fn = fn, .ctx = ctx, .err = err};
     MT_FREED char *text = NULL;
     size_t len = 0;
-    if (!p)
-        return mt_fail_nomem(err, file, sizeof(*p));
-    *p = (struct parser){.file = file, .depth = depth, .fn = fn, .ctx = ctx, .err = err};
     int rc = mt_read_stream(file, &text, &len, err);
     if (rc && rc != -ENOMEM && err)
         err->kind = MT_ERR_USAGE;
-    return rc ?: parse_text(text, len, p);
+    return rc ?: parse_text(text, len, &p);
 }
 
 int mt_ini_parse_file(const char *file, mt_ini_fn fn, void *ctx, struct mt_err *err)

@@ -117,27 +117,18 @@ static void free_list(struct mt_cfg_list *l)
 
 static int parse_list(const char *text, struct mt_cfg_list *out, char *buf, size_t len)
 {
-    struct mt_cfg_list l = {0};
+    MT_CLOSED_BY(free_list) struct mt_cfg_list l = {0};
     size_t cap = 0;
     while (*text) {
-        size_t n = strcspn(text, ","), end = n;
-        const char *item = text;
-        while (end && isspace((unsigned char)item[0])) {
-            item++;
-            end--;
-        }
-        while (end && isspace((unsigned char)item[end - 1]))
-            end--;
-        bool grown = mt_grow(&l.items, &cap, (size_t)l.n + 1, sizeof(*l.items));
-        if (grown && end)
-            l.items[l.n++] = strndup(item, end);
-        if (!grown || (end && !l.items[l.n - 1])) {
-            free_list(&l);
+        const char *item = text + strspn(text, " \t\n\v\f\r");
+        size_t n = strcspn(item, ",");
+        text = item + n + (item[n] == ',');
+        while (n && isspace((unsigned char)item[n - 1]))
+            n--;
+        if (!mt_grow(&l.items, &cap, (size_t)l.n + 1, sizeof(*l.items)) || (n && !(l.items[l.n++] = strndup(item, n))))
             return no_memory(buf, len);
-        }
-        text += n + (text[n] == ',');
     }
-    *out = l;
+    *out = MT_GIVE(l);
     return 0;
 }
 
@@ -296,10 +287,15 @@ static int check_list(const struct mt_cfg_list *l, char *buf, size_t len)
     return all.failed ? no_memory(buf, len) : check_text(all.p, buf, len);
 }
 
+/* A number that may be auto. */
+static bool takes_auto(const struct mt_key *key)
+{
+    return key->type == MT_KEY_COUNT_AUTO || key->type == MT_KEY_REAL_AUTO || key->type == MT_KEY_WHOLE_AUTO;
+}
+
 static bool is_number(const struct mt_key *key)
 {
-    return key->type == MT_KEY_COUNT || key->type == MT_KEY_COUNT_AUTO || key->type == MT_KEY_REAL ||
-           key->type == MT_KEY_REAL_AUTO || key->type == MT_KEY_WHOLE_AUTO;
+    return key->type == MT_KEY_COUNT || key->type == MT_KEY_REAL || takes_auto(key);
 }
 
 int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *text, char *buf,
@@ -318,6 +314,13 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
         (!strcmp(key->unsupported, "*") || mt_choice_find(key->unsupported, text) >= 0))
         return fail(buf, len, "\"%s\" is not supported%s%s", text, key->instead ? ": " : " yet",
                     key->instead ? key->instead : "");
+    if (takes_auto(key) && !strcmp(text, "auto")) {
+        if (key->type == MT_KEY_COUNT_AUTO)
+            *(int64_t *)f = MT_AUTO;
+        else
+            *(double *)f = MT_AUTO;
+        return 0;
+    }
     switch (key->type) {
     case MT_KEY_TEXT:
         if (strlen(text) >= MT_OFFLOAD_TEXT)
@@ -351,20 +354,11 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
     case MT_KEY_BOOL:
         return parse_bool(text, f, buf, len);
     case MT_KEY_COUNT_AUTO:
-        if (!strcmp(text, "auto")) {
-            *(int64_t *)f = MT_AUTO;
-            return 0;
-        }
-        return parse_count(key, text, f, buf, len);
     case MT_KEY_COUNT:
         return parse_count(key, text, f, buf, len);
-    case MT_KEY_REAL_AUTO:
     case MT_KEY_WHOLE_AUTO:
-        if (!strcmp(text, "auto")) {
-            *(double *)f = MT_AUTO;
-            return 0;
-        }
-        return (key->type == MT_KEY_REAL_AUTO ? parse_real : parse_whole)(key, text, f, buf, len);
+        return parse_whole(key, text, f, buf, len);
+    case MT_KEY_REAL_AUTO:
     case MT_KEY_REAL:
         return parse_real(key, text, f, buf, len);
     case MT_KEY_AMOUNT:
@@ -393,13 +387,18 @@ static void print_text(const char *s, struct mt_str *out)
     mt_str_printf(out, needs_quotes(s) ? "\"%s\"" : "%s", s);
 }
 
-/* Paths become absolute, so that the text means the same in any file; "auto" and model names stay. */
+/* Paths become absolute, so that the text means the same in any file; "auto" and model names stay. The caller frees it;
+ * NULL: out of memory. */
+static char *absolute(const char *path)
+{
+    return *path && strcmp(path, "auto") ? mt_path_canonical(path) : strdup(path);
+}
+
 static void print_path(const char *s, struct mt_str *out)
 {
-    bool is_path = *s && strcmp(s, "auto");
-    MT_FREED char *path = is_path ? mt_path_canonical(s) : NULL;
-    out->failed |= is_path && !path;
-    mt_str_printf(out, "%s", path ? path : s);
+    MT_FREED char *path = absolute(s);
+    out->failed |= !path;
+    print_text(path ? path : "", out);
 }
 
 static void print_list(const struct mt_key *key, const struct mt_cfg_list *l, struct mt_str *out)
@@ -407,16 +406,19 @@ static void print_list(const struct mt_key *key, const struct mt_cfg_list *l, st
     MT_STR_FREED struct mt_str all = {0};
     mt_str_append(&all, "", 0);
     for (int i = 0; i < l->n; i++) {
-        mt_str_printf(&all, i ? ", " : "");
         size_t name = mt_key_name_of_path(key, l->items[i]);
-        mt_str_printf(&all, "%.*s", (int)name, l->items[i]);
-        if (key->type == MT_KEY_LIST)
-            mt_str_printf(&all, "%s", l->items[i]);
-        else
-            print_path(l->items[i] + name, &all);
+        MT_FREED char *item = key->type == MT_KEY_LIST ? strdup(l->items[i]) : absolute(l->items[i] + name);
+        all.failed |= !item;
+        mt_str_printf(&all, "%s%.*s%s", i ? ", " : "", (int)name, l->items[i], item ? item : "");
     }
     out->failed |= all.failed;
     print_text(all.failed ? "" : all.p, out);
+}
+
+static void print_number(double v, const char *unit, struct mt_str *out)
+{
+    mt_str_number(out, v);
+    mt_str_printf(out, "%s", unit);
 }
 
 void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out)
@@ -425,7 +427,6 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
     const struct mt_size *size = f;
     const struct mt_cfg_amount *amount = f;
     const struct mt_cfg_interval *interval = f;
-    struct mt_str path = {0};
     enum mt_dtype dtype;
     char name[MT_CHOICE_NAME];
     switch (key->type) {
@@ -435,14 +436,7 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
     case MT_KEY_PATH:
     case MT_KEY_NAME_OR_FILE:
     case MT_KEY_NAME_OR_PATH:
-        if (!mt_key_is_path(key, *(char *const *)f, *(char *const *)f)) {
-            print_text(*(char *const *)f, out);
-            break;
-        }
-        print_path(*(char *const *)f, &path);
-        out->failed |= path.failed;
-        print_text(path.p ? path.p : "", out);
-        mt_str_finish(&path);
+        (mt_key_is_path(key, *(char *const *)f, *(char *const *)f) ? print_path : print_text)(*(char *const *)f, out);
         break;
     case MT_KEY_LIST:
     case MT_KEY_PATHS:
@@ -467,7 +461,7 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
         break;
     case MT_KEY_COUNT_AUTO:
     case MT_KEY_COUNT:
-        if (key->type == MT_KEY_COUNT_AUTO && *(const int64_t *)f == MT_AUTO)
+        if (takes_auto(key) && *(const int64_t *)f == MT_AUTO)
             mt_str_printf(out, "auto");
         else if (*(const int64_t *)f || *key->def)
             mt_str_printf(out, "%lld", (long long)*(const int64_t *)f);
@@ -475,44 +469,37 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
     case MT_KEY_REAL_AUTO:
     case MT_KEY_WHOLE_AUTO:
     case MT_KEY_REAL:
-        if (key->type != MT_KEY_REAL && *(const double *)f == MT_AUTO)
+        if (takes_auto(key) && *(const double *)f == MT_AUTO)
             mt_str_printf(out, "auto");
         else if (*(const double *)f != 0 || *key->def)
             mt_str_number(out, *(const double *)f);
         break;
     case MT_KEY_AMOUNT:
-        if (amount->is_ratio) {
-            mt_str_number(out, amount->ratio * 100);
-            mt_str_printf(out, "%%");
-        } else {
+        if (amount->is_ratio)
+            print_number(amount->ratio * 100, "%", out);
+        else
             mt_str_printf(out, "%lld", (long long)amount->count);
-        }
         break;
     case MT_KEY_SIZE:
-        if (size->is_auto) {
+        if (size->is_auto)
             mt_str_printf(out, "auto");
-        } else if (size->is_ratio) {
-            mt_str_number(out, size->ratio * 100);
-            mt_str_printf(out, "%%");
-        } else {
+        else if (size->is_ratio)
+            print_number(size->ratio * 100, "%", out);
+        else
             mt_str_printf(out, "%lluB", (unsigned long long)size->bytes);
-        }
         break;
     case MT_KEY_BYTES:
         mt_str_printf(out, "%lluB", (unsigned long long)*(const uint64_t *)f);
         break;
     case MT_KEY_DURATION:
-        mt_str_number(out, *(const double *)f);
-        mt_str_printf(out, *(const double *)f != 0 ? "s" : "");
+        print_number(*(const double *)f, *(const double *)f != 0 ? "s" : "", out);
         break;
     case MT_KEY_INTERVAL:
     default:
-        if (interval->is_time) {
-            mt_str_number(out, interval->seconds);
-            mt_str_printf(out, "s");
-        } else {
+        if (interval->is_time)
+            print_number(interval->seconds, "s", out);
+        else
             mt_str_printf(out, "%lld", (long long)interval->steps);
-        }
         break;
     }
 }
@@ -520,11 +507,10 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
 void mt_key_free(struct mt_config *cfg, const struct mt_key *key)
 {
     void *f = field(cfg, key);
-    if (key->type == MT_KEY_STRING || mt_key_holds_path(key) ||
-        key->type == MT_KEY_WORD) {
+    if (is_list(key)) {
+        free_list(f);
+    } else if (is_text(key) || key->type == MT_KEY_WORD) {
         free(*(char **)f);
         *(char **)f = NULL;
-    } else if (is_list(key)) {
-        free_list(f);
     }
 }
