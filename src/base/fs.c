@@ -273,6 +273,12 @@ int mt_mkdir_p(const char *path, struct mt_err *err)
     return 0;
 }
 
+int mt_make_parent(const char *path, struct mt_err *err)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? mt_mkdir_p(MT_PATH("%.*s", (int)(slash - path), path), err) : 0;
+}
+
 static int remove_at(int dir, const char *name)
 {
     if (!unlinkat(dir, name, 0) || errno == ENOENT)

@@ -50,6 +50,8 @@ int mt_sync_parent(const char *path);
 int mt_rename(const char *from, const char *to, struct mt_err *err);
 /** Like mkdir -p; syncs the folders it makes. */
 int mt_mkdir_p(const char *path, struct mt_err *err);
+/** The same of the folder that contains `path`. */
+int mt_make_parent(const char *path, struct mt_err *err);
 /** Removes a file, or a folder with everything in it; a missing one is not an error. */
 int mt_remove_tree(const char *path, struct mt_err *err);
 bool mt_path_exists(const char *path);

@@ -73,24 +73,25 @@ static int take_text(struct reader *r, char *out, size_t len, const char *key, c
 
 static int read_machine_key(struct reader *r, const char *key, const char *value, struct mt_err *err)
 {
-    const struct mt_device_kind *kind;
+    const struct mt_device_kind *kind = mt_device_kind(value);
     struct mt_machine *m = r->m;
-    if (!strcmp(key, "version")) {
+    const struct {
+        const char *key;
+        char *text;
+        size_t size;
+    } texts[] = {{"name", m->name, sizeof(m->name)}, {"gpu", m->gpu, sizeof(m->gpu)},
+                 {"fingerprint", m->fingerprint, sizeof(m->fingerprint)}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(texts); i++)
+        if (!strcmp(key, texts[i].key))
+            return take_text(r, texts[i].text, texts[i].size, key, value, err);
+    if (!strcmp(key, "version"))
         r->version = atoi(value);
-    } else if (!strcmp(key, "name")) {
-        return take_text(r, m->name, sizeof(m->name), key, value, err);
-    } else if (!strcmp(key, "gpu")) {
-        return take_text(r, m->gpu, sizeof(m->gpu), key, value, err);
-    } else if (!strcmp(key, "fingerprint")) {
-        return take_text(r, m->fingerprint, sizeof(m->fingerprint), key, value, err);
-    } else if (!strcmp(key, "kind")) {
-        kind = mt_device_kind(value);
-        if (!kind)
-            return bad(r, err, "machine.kind must be cpu or cuda, not \"%s\"", value);
-        m->cpu = kind->shares_host_memory;
-    } else {
+    else if (strcmp(key, "kind"))
         return bad(r, err, "unknown key \"machine.%s\"", key);
-    }
+    else if (!kind)
+        return bad(r, err, "machine.kind must be cpu or cuda, not \"%s\"", value);
+    else
+        m->cpu = kind->shares_host_memory;
     return 0;
 }
 
@@ -175,27 +176,23 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
 
 int mt_machine_parse(struct mt_machine *out, const char *path, struct mt_err *err)
 {
-    struct mt_machine m = {0};
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = {0};
     struct reader r = {.m = &m};
     int rc = mt_ini_parse_file(path, on_key, &r, err);
     if (!rc && r.version != MT_MACHINE_VERSION)
         rc = mt_fail(err, MT_ERR_USAGE, -ESTALE, "%s: a machine profile of version %d; this program reads version %d",
                      path, r.version, MT_MACHINE_VERSION);
-    if (rc)
-        mt_machine_finish(&m);
-    else
-        *out = m;
+    if (!rc)
+        *out = MT_GIVE(m);
     return rc;
 }
 
 int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err)
 {
-    struct mt_machine m = {0};
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = {0};
     int rc = mt_machine_parse(&m, path, err) ?: mt_machine_complete(&m, path, err);
-    if (rc)
-        mt_machine_finish(&m);
-    else
-        *out = m;
+    if (!rc)
+        *out = MT_GIVE(m);
     return rc;
 }
 
@@ -296,15 +293,13 @@ struct mt_price *mt_machine_prices(const struct mt_machine *m, size_t *n)
         struct mt_price *p = &all[*n];
         if (m->rate[i].source == MT_RATE_NONE || !(m->rate[i].value > 0))
             continue;
-        *p = (struct mt_price){.unit = k->unit, .help = k->help, .rate = m->rate[i],
-                               .from = source_of(m->rate[i], m->from[i])};
+        *p = (struct mt_price){.unit = k->unit, .rate = m->rate[i], .from = source_of(m->rate[i], m->from[i])};
         snprintf(p->key, sizeof(p->key), "%s.%s", k->section, k->key);
         ++*n;
     }
     for (int i = 0; all && i < m->n_adam; i++) {
         struct mt_price *p = &all[(*n)++];
-        *p = (struct mt_price){.unit = "ns", .help = "AdamW's update of a parameter on the host, by threads.",
-                               .rate = {m->adam[i].ns, m->adam_source}};
+        *p = (struct mt_price){.unit = "ns", .rate = {m->adam[i].ns, m->adam_source}};
         p->from = source_of(p->rate, m->adam_from);
         snprintf(p->key, sizeof(p->key), "adam.%d", m->adam[i].threads);
     }
@@ -416,17 +411,9 @@ void mt_machine_to_json(const struct mt_machine *m, cJSON *o)
 int mt_machine_write(const struct mt_machine *m, const char *path, struct mt_err *err)
 {
     MT_STR_FREED struct mt_str s = {0};
-    MT_FREED char *dir = strdup(path);
-    char *slash = dir ? strrchr(dir, '/') : NULL;
-    int rc = 0;
-    if (slash) {
-        *slash = 0;
-        rc = mt_mkdir_p(dir, err);
-    }
+    int rc = mt_make_parent(path, err);
     mt_machine_print(m, &s);
-    if (!rc)
-        rc = s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(path, s.p, s.len, err);
-    return rc;
+    return rc ?: s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(path, s.p, s.len, err);
 }
 
 void mt_machine_cache_path(char *buf, size_t len, const char *kind, int threads)
@@ -489,7 +476,7 @@ int mt_machine_load_cached(struct mt_machine *out, const char *kind, const char 
                            int threads, struct mt_err *err)
 {
     char path[4096], now[256];
-    struct mt_machine m;
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = {0};
     mt_machine_cache_path(path, sizeof(path), kind, threads);
     if (!mt_path_exists(path))
         return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
@@ -499,13 +486,10 @@ int mt_machine_load_cached(struct mt_machine *out, const char *kind, const char 
     if (rc)
         return rc;
     mt_machine_fingerprint(now, sizeof(now), device_name, threads);
-    if (strcmp(now, m.fingerprint)) {
-        rc = mt_fail(err, MT_ERR_RUNTIME, -ESTALE,
-                     "%s was measured on other hardware (%s; this is %s): run megatrain probe all again", path,
-                     m.fingerprint, now);
-        mt_machine_finish(&m);
-        return rc;
-    }
-    *out = m;
+    if (strcmp(now, m.fingerprint))
+        return mt_fail(err, MT_ERR_RUNTIME, -ESTALE,
+                       "%s was measured on other hardware (%s; this is %s): run megatrain probe all again", path,
+                       m.fingerprint, now);
+    *out = MT_GIVE(m);
     return 0;
 }

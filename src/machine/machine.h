@@ -120,7 +120,7 @@ void mt_machine_measured(struct mt_machine *m, enum mt_rate_id id, double value)
 /** A line of the list of prices. */
 struct mt_price {
     char key[80];     /* "compute.gemm_bf16_tflops"; "adam.16": for so many threads */
-    const char *unit, *help;
+    const char *unit;
     struct mt_rate rate;
     const char *from; /* of the machine; "": it is measured, or its file does not say */
 };

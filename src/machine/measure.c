@@ -45,15 +45,14 @@ static size_t next_group(const struct mt_measure_params *p, const struct mt_mete
 static int measure_group(struct mt_machine *m, const struct mt_measure_params *p, const struct mt_metered *ops,
                          size_t n, struct mt_err *err)
 {
-    MT_FREED double *seconds = mt_calloc(n, sizeof(*seconds));
-    if (!seconds)
-        return mt_fail_nomem(err, "a measurement", n * sizeof(*seconds));
-    for (size_t i = 0; i < n; i++) {
+    MT_FREED double *seconds = NULL;
+    int rc = MT_NEW(&seconds, n, "a measurement", err);
+    for (size_t i = 0; i < n && !rc; i++) {
         char what[200];
         mt_operation_format(what, sizeof(what), &ops[i]);
         report(p, what);
     }
-    int rc = mt_measure_in_turn(seconds, p, ops, n, err);
+    rc = rc ?: mt_measure_in_turn(seconds, p, ops, n, err);
     for (size_t i = 0; i < n && !rc; i++)
         if (!mt_machine_add_sample(m, &ops[i], seconds[i]))
             rc = mt_fail_nomem(err, "a machine profile", n * sizeof(struct mt_op_sample));
@@ -154,9 +153,10 @@ void mt_measure_list_grid(struct mt_measure_grid *g, uint64_t scale, uint64_t pa
 
 static int measure_grid(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
-    MT_FREED struct mt_measure_grid *g = mt_calloc(1, sizeof(*g));
-    if (!g)
-        return mt_fail_nomem(err, "a machine profile", sizeof(*g));
+    MT_FREED struct mt_measure_grid *g = NULL;
+    int rc = MT_NEW(&g, 1, "a machine profile", err);
+    if (rc)
+        return rc;
     mt_measure_list_grid(g, m->cpu ? 1 : 4, p->small ? 16 : 1);
     return g->failed ? mt_fail(err, MT_ERR_RUNTIME, -ENOMEM, "too many operations to measure, or out of memory (after %zu)", g->n)
                      : measure_all(m, p, g->ops, g->n, err);
@@ -283,7 +283,7 @@ static int look_at_cores(const struct mt_measure_params *p, int *n, int n_more, 
 int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p, struct mt_err *err)
 {
     const struct mt_device_kind *kind = mt_device_kind(p->device_kind);
-    struct mt_machine m = {.cpu = kind && kind->shares_host_memory};
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = {.cpu = kind && kind->shares_host_memory};
     struct mt_device_info info;
     mt_device *dev = NULL;
     int n_looks = 0;
@@ -318,9 +318,7 @@ int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p
         rc = parts[i].run(&m, p, err) ?: look_at_cores(p, &n_looks, 1, err);
     }
     rc = rc ?: mt_machine_complete(&m, "the measured profile", err);
-    if (rc)
-        mt_machine_finish(&m);
-    else
-        *out = m;
+    if (!rc)
+        *out = MT_GIVE(m);
     return rc;
 }

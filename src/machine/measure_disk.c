@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Measures a drive with the I/O that training uses. */
+#include "base/mem.h"
 #include "hw/hw.h"
 #include "machine/measure_priv.h"
 #include "store/disk.h"
@@ -21,7 +22,7 @@ int mt_measure_disk(struct mt_machine *m, const struct mt_measure_params *p, str
                  {MT_RATE_WRITE, r.write},
                  {MT_RATE_READ_BOTH, r.together * 0.5},
                  {MT_RATE_WRITE_BOTH, r.together * 0.5}};
-    for (size_t i = 0; i < sizeof(rates) / sizeof(*rates); i++)
+    for (size_t i = 0; i < MT_ARRAY_LEN(rates); i++)
         mt_machine_measured(m, rates[i].id, rates[i].value);
     if (!mt_hw_disk_free(p->disk_dir, &free_bytes, NULL))
         mt_machine_measured(m, MT_RATE_DISK_GIB, (double)free_bytes / (double)(1 << 30));

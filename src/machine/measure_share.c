@@ -15,11 +15,6 @@
 
 enum { ADAM_N = 8 << 20, SMALL_PART = 64 }; /* of all bytes, in tests */
 
-static size_t copy_bytes(const struct mt_measure_params *p)
-{
-    return MT_LONG_COPY_BYTES / (p->small ? SMALL_PART : 1);
-}
-
 static size_t short_bytes(const struct mt_measure_params *p)
 {
     return MT_SHORT_COPY_BYTES / (p->small ? SMALL_PART : 1);
@@ -117,7 +112,7 @@ static int time_small_copies(struct link *l, enum mt_stream other, double *secon
 /* With `more` device memory for others. */
 static int open_link(struct link *l, const struct mt_measure_params *p, size_t more, struct mt_err *err)
 {
-    l->bytes = copy_bytes(p);
+    l->bytes = MT_LONG_COPY_BYTES / (p->small ? SMALL_PART : 1);
     int rc = mt_measure_device(&l->dev, p, l->bytes * 3 + more, err);
     for (int i = 0; i < 2 && !rc; i++) {
         rc = mt_host_alloc(&l->host[i], l->bytes, "copy probe", err);
@@ -162,19 +157,17 @@ int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, str
     enum { ROUNDS = 5 };
     static const enum mt_rate_id id[N_LINK] = {MT_RATE_H2D, MT_RATE_D2H, MT_RATE_H2D_BOTH, MT_RATE_D2H_BOTH,
                                                MT_RATE_H2D_SHORT, MT_RATE_D2H_SHORT};
-    struct link l = {0};
+    MT_CLOSED_BY(close_link) struct link l = {0};
     double gbs[N_LINK] = {0}, seen[N_LINK][ROUNDS], small[ROUNDS];
     int rc = open_link(&l, p, 0, err), n = m->cpu ? N_LINK : 4;
     size_t bytes = m->cpu ? short_bytes(p) : 0;
-    if (!rc)
-        rc = link_round(&l, bytes, gbs, err); /* warms up */
+    rc = rc ?: link_round(&l, bytes, gbs, err); /* warms up */
     for (int r = 0; r < ROUNDS && !rc; r++) {
         rc = link_round(&l, bytes, gbs, err)
           ?: time_small_copies(&l, m->cpu ? MT_STREAM_COMPUTE : MT_STREAM_D2H, &small[r], err);
         for (int i = 0; i < n; i++)
             seen[i][r] = gbs[i];
     }
-    close_link(&l);
     if (rc)
         return rc;
     mt_machine_measured(m, MT_RATE_COPY_US, mt_measure_median(small, ROUNDS) * 1e6);
@@ -314,9 +307,7 @@ static void close_pairs(struct pairs *s)
 static int submit_pair(struct pairs *s, int i, bool product, bool copy, struct mt_err *err)
 {
     mt_device *dev = s->link.dev;
-    int rc = product ? mt_example_submit(s->x, err) : 0;
-    if (!rc && product)
-        rc = mt_event_record(dev, s->done[i], MT_STREAM_COMPUTE, err);
+    int rc = product ? mt_example_submit(s->x, err) ?: mt_event_record(dev, s->done[i], MT_STREAM_COMPUTE, err) : 0;
     if (!rc && product && copy)
         rc = mt_event_wait(dev, s->done[i], MT_STREAM_H2D, err);
     for (int k = 0; k < 2 && copy && !rc; k++) {
@@ -388,7 +379,7 @@ int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, s
 {
     static const enum mt_rate_id id[N_SHARES] = {MT_RATE_SHARE_COPY, MT_RATE_COPY_SHARE, MT_RATE_UPDATE_SHARE,
                                                  MT_RATE_SHARE_UPDATE};
-    struct pairs pairs = {.x = NULL};
+    MT_CLOSED_BY(close_pairs) struct pairs pairs = {.x = NULL};
     struct gemm_load gemm = {.op = mt_measure_gemm(MT_GEMM_NT, MT_F32, 512, 512, 512),
                              .round_ns = mt_measure_round_ns(p)};
     double share[N_SHARES] = {0}, seen[N_SHARES][SHARE_ROUNDS];
@@ -402,6 +393,5 @@ int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, s
     for (int i = 0; i < N_SHARES && !rc; i++)
         mt_machine_measured(m, id[i], MT_MIN(mt_measure_median(seen[i], SHARE_ROUNDS), 1.0));
     mt_device_destroy(&gemm.dev);
-    close_pairs(&pairs);
     return rc;
 }

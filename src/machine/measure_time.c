@@ -48,10 +48,9 @@ static int time_rounds(const struct timed *t, int64_t round_ns, double *seconds,
         rc = time_round(t, reps, &ns, err);
         round[r] = (double)ns * 1e-9 / reps;
     }
-    if (rc)
-        return rc;
-    *seconds = MT_MAX(mt_measure_median(round, ALONE_ROUNDS), 1e-9);
-    return 0;
+    if (!rc)
+        *seconds = MT_MAX(mt_measure_median(round, ALONE_ROUNDS), 1e-9);
+    return rc;
 }
 
 int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metered *op, int64_t round_ns,
@@ -94,24 +93,22 @@ int mt_turns_create(mt_turns **out, const struct mt_measure_params *p, const str
                     struct mt_err *err)
 {
     size_t flow;
-    mt_turns *t = mt_calloc(1, sizeof(*t));
-    if (!t || !(t->example = mt_calloc(n, sizeof(mt_example *))) ||
-        !(t->ev = mt_calloc(n + 1, sizeof(mt_event *)))) {
-        mt_turns_destroy(&t);
-        return mt_fail_nomem(err, "a measurement", n * sizeof(mt_example *));
-    }
+    MT_CLOSED_BY(mt_turns_destroy) mt_turns *t = NULL;
+    int rc = MT_NEW(&t, 1, "a measurement", err)
+          ?: MT_NEW(&t->example, n, "a measurement", err)
+          ?: MT_NEW(&t->ev, n + 1, "a measurement", err);
+    if (rc)
+        return rc;
     t->n = n;
-    int rc = mt_measure_device(&t->dev, p, turns_bytes(p, ops, n, &flow), err)
-          ?: mt_example_flow_create(&t->flow, t->dev, flow, err);
+    rc = mt_measure_device(&t->dev, p, turns_bytes(p, ops, n, &flow), err)
+      ?: mt_example_flow_create(&t->flow, t->dev, flow, err);
     for (size_t i = 0; i < n && !rc; i++)
         rc = mt_example_create(&t->example[i],
                                &(struct mt_example_params){.dev = t->dev, .shape = ops[i], .flow = t->flow}, err);
     for (size_t i = 0; i <= n && !rc; i++)
         rc = mt_event_create(t->dev, &t->ev[i], err);
-    if (rc)
-        mt_turns_destroy(&t);
-    else
-        *out = t;
+    if (!rc)
+        *out = MT_GIVE(t);
     return rc;
 }
 

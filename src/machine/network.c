@@ -22,14 +22,7 @@ int mt_network_write(const struct mt_network *n, const char *path, struct mt_err
     MT_JSON_FREED cJSON *o = cJSON_CreateObject();
     mt_json_put(o, "gbs=%f, us=%f, cores=%f, hosts=%f", n->gbs, n->us, n->cores, (double)n->hosts);
     MT_FREED char *text = mt_json_print(o, true);
-    char dir[4096];
-    mt_path_printf(dir, sizeof(dir), "%s", path);
-    char *slash = strrchr(dir, '/');
-    if (slash)
-        *slash = 0;
-    int rc = text ? 0 : mt_fail_nomem(err, "a profile of the network", 256);
-    if (!rc && slash)
-        rc = mt_mkdir_p(dir, err);
+    int rc = text ? mt_make_parent(path, err) : mt_fail_nomem(err, "a profile of the network", 256);
     return rc ?: mt_write_file(path, text, strlen(text), err);
 }
 

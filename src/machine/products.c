@@ -44,8 +44,7 @@ int mt_products_load(mt_device *dev, struct mt_err *err)
 
 int mt_products_save(mt_device *dev, const char *text, struct mt_err *err)
 {
-    char path[4096], dir[3800];
-    mt_cache_dir(dir, sizeof(dir));
+    char path[4096];
     path_of(path, sizeof(path), dev);
-    return mt_mkdir_p(dir, err) ?: mt_write_file(path, text, strlen(text), err);
+    return mt_make_parent(path, err) ?: mt_write_file(path, text, strlen(text), err);
 }

@@ -14,17 +14,11 @@
 #include "base/strbuf.h"
 #include "hw/hw.h"
 
-/* The folder of the stored machines; false: there is none. */
-static bool find_folder(char *buf, size_t len)
-{
-    return mt_installed_dir(buf, len, "machines");
-}
-
 int mt_machine_find(char *buf, size_t len, const char *name, struct mt_err *err)
 {
     char folder[3200];
     struct stat st;
-    bool stored = find_folder(folder, sizeof(folder));
+    bool stored = mt_installed_dir(folder, sizeof(folder), "machines"); /* else there is none */
     if (stored && !strchr(name, '/')) {
         snprintf(buf, len, "%s/%.200s.ini", folder, name);
         if (mt_path_exists(buf))
@@ -44,8 +38,7 @@ int mt_machine_find(char *buf, size_t len, const char *name, struct mt_err *err)
 
 static int is_ini(const struct dirent *e)
 {
-    const char *dot = strrchr(e->d_name, '.');
-    return dot && !strcmp(dot, ".ini");
+    return mt_ends_with(e->d_name, ".ini");
 }
 
 /* Replaces the stored machine's cores and memory by this host's. */
@@ -64,27 +57,20 @@ static int move_here(struct mt_machine *m, const char *path, int threads, struct
 /* Loads the first stored machine, by file name, whose `gpu` is the product; -ENOENT: none. */
 static int load_stored(struct mt_machine *out, const char *product, int threads, struct mt_err *err)
 {
-    char folder[3200], path[3600];
-    struct dirent **files;
-    int n = product[0] && find_folder(folder, sizeof(folder)) ? scandir(folder, &files, is_ini, alphasort) : 0;
-    int rc = -ENOENT;
+    char folder[3200];
+    MT_FREED struct dirent **files = NULL;
+    bool any = product[0] && mt_installed_dir(folder, sizeof(folder), "machines");
+    int n = any ? scandir(folder, &files, is_ini, alphasort) : 0, rc = -ENOENT;
     for (int i = 0; i < n; i++) {
-        struct mt_machine m;
-        snprintf(path, sizeof(path), "%s/%.255s", folder, files[i]->d_name);
-        free(files[i]);
+        MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = {0};
+        MT_FREED struct dirent *file = files[i];
+        const char *path = MT_PATH("%s/%.255s", folder, file->d_name);
         if (rc != -ENOENT)
             continue;
-        rc = mt_machine_parse(&m, path, err);
-        if (rc)
-            continue;
-        rc = strcmp(m.gpu, product) ? -ENOENT : move_here(&m, path, threads, err);
-        if (rc)
-            mt_machine_finish(&m);
-        else
-            *out = m;
+        rc = mt_machine_parse(&m, path, err) ?: strcmp(m.gpu, product) ? -ENOENT : move_here(&m, path, threads, err);
+        if (!rc)
+            *out = MT_GIVE(m);
     }
-    if (n > 0)
-        free(files);
     return rc;
 }
 
