@@ -102,24 +102,21 @@ int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, stru
 
 int mt_json_read_lines(cJSON **out, const char *path, struct mt_err *err)
 {
-    char *text = NULL, *save = NULL;
+    MT_FREED char *text = NULL;
     size_t len = 0;
     int rc = mt_read_file(path, &text, &len, err);
     if (rc)
         return rc;
-    cJSON *list = cJSON_CreateArray();
+    MT_JSON_FREED cJSON *list = cJSON_CreateArray();
     bool ok = list;
-    for (char *line = strtok_r(text, "\n", &save); line && ok; line = strtok_r(NULL, "\n", &save)) {
+    for (char *save = NULL, *line = strtok_r(text, "\n", &save); line && ok; line = strtok_r(NULL, "\n", &save)) {
         short_of_memory = false;
         cJSON *o = cJSON_Parse(line);
         ok = mt_json_append(list, o ? o : cJSON_CreateNull()) && !short_of_memory;
     }
-    free(text);
-    if (!ok) {
-        cJSON_Delete(list);
+    if (!ok)
         return mt_fail_nomem(err, path, len);
-    }
-    *out = list;
+    *out = MT_GIVE(list);
     return 0;
 }
 
@@ -203,12 +200,10 @@ int mt_json_edit(char **text, const char *name, void (*edit)(cJSON *object, cons
         return rc;
     mt_json_begin();
     edit(o, arg);
-    char *out = mt_json_print(o, true);
-    if (!out || !mt_json_complete()) {
-        free(out);
+    MT_FREED char *out = mt_json_print(o, true);
+    if (!out || !mt_json_complete())
         return mt_fail_nomem(err, name, strlen(*text));
-    }
     free(*text);
-    *text = out;
+    *text = MT_GIVE(out);
     return 0;
 }

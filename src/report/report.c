@@ -38,18 +38,16 @@ static double *cell(struct table *t, const char *key, const char *suffix)
     if (i == MOST_KEYS)
         return NULL;
     if (i == t->n_columns) {
-        char *name = mt_calloc(len + strlen(suffix) + 1, 1);
-        double *v = mt_calloc(t->cap, sizeof(double));
-        if (!name || !v) {
-            free(name);
-            free(v);
-            t->failed = true;
+        MT_FREED char *name = mt_calloc(len + strlen(suffix) + 1, 1);
+        MT_FREED double *v = mt_calloc(t->cap, sizeof(double));
+        t->failed |= !name || !v;
+        if (!name || !v)
             return NULL;
-        }
         for (size_t k = 0; k < t->cap; k++)
             v[k] = NAN;
-        t->column[t->n_columns].key = strcat(strcpy(name, key), suffix);
-        t->column[t->n_columns++].v = v;
+        strcat(strcpy(name, key), suffix);
+        t->column[t->n_columns].key = MT_GIVE(name);
+        t->column[t->n_columns++].v = MT_GIVE(v);
     }
     return &t->column[i].v[t->n - 1];
 }
@@ -154,7 +152,8 @@ static void add_answers(cJSON *run, const char *dir)
 {
     enum { SHOWN = 20 };
     static const char *const keys[] = {"prompt", "messages", "completion", "reward"};
-    cJSON *all = NULL, *shown, *o;
+    MT_JSON_FREED cJSON *all = NULL;
+    cJSON *shown, *o;
     if (!has(dir, "answers.jsonl") || mt_json_read_lines(&all, MT_PATH("%s/answers.jsonl", dir), NULL))
         return;
     shown = cJSON_AddArrayToObject(run, "answers");
@@ -165,13 +164,13 @@ static void add_answers(cJSON *run, const char *dir)
                 mt_json_add(of, keys[i], cJSON_Duplicate(mt_json_get(o, keys[i]), true));
         mt_json_append(shown, of);
     }
-    cJSON_Delete(all);
 }
 
 static int add_run(cJSON *runs, const char *dir, struct mt_err *err)
 {
     static const char *const files[] = {"run.json", "trace.json"}, *const keys[] = {"info", "trace"};
-    char path[4200], *text = NULL;
+    char path[4200];
+    MT_FREED char *text = NULL;
     size_t len = strlen(dir), end = len;
     mt_path_printf(path, sizeof(path), "%s/metrics.jsonl", dir);
     int rc = mt_read_file(path, &text, &len, err);
@@ -183,7 +182,6 @@ static int add_run(cJSON *runs, const char *dir, struct mt_err *err)
     snprintf(path, sizeof(path), "%.*s", (int)end, dir);
     cJSON_AddStringToObject(run, "name", strrchr(path, '/') && end > 1 ? strrchr(path, '/') + 1 : path);
     add_metrics(run, text);
-    free(text);
     for (int i = 0; i < 2; i++) {
         cJSON *o = NULL;
         if (has(dir, files[i]) && !read_json(&o, dir, files[i], NULL))

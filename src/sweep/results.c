@@ -36,31 +36,26 @@ struct mt_stats mt_stats_of(const double *v, size_t n)
     X(seconds) X(tok_s) X(t_fwd) X(t_bwd) X(t_wait) X(t_adam) X(h2d_bytes) X(d2h_bytes)            \
     X(device_bytes) X(peak_bytes) X(planned_bytes) X(loss) X(shared_by)
 
-static void run_path(char *buf, size_t len, const char *dir, const char *hash, int k)
-{
-    snprintf(buf, len, "%.3000s/%s.%d.json", dir, hash, k);
-}
+#define RUN_PATH(dir, hash, k) MT_PATH("%.3000s/%s.%d.json", dir, hash, k)
 
 int mt_sweep_run_save(const struct mt_sweep_run *r, const char *dir, const char *hash, int k,
                       struct mt_err *err)
 {
-    char path[3100];
+    const char *path = RUN_PATH(dir, hash, k);
     MT_JSON_FREED cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "status", r->status);
 #define ADD_FIELD(f) cJSON_AddNumberToObject(o, #f, r->f);
     RUN_FIELDS(ADD_FIELD)
 #undef ADD_FIELD
     MT_FREED char *text = mt_json_print(o, true);
-    run_path(path, sizeof(path), dir, hash, k);
     return text ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, 1);
 }
 
 int mt_sweep_run_load(struct mt_sweep_run *r, const char *dir, const char *hash, int k,
                       struct mt_err *err)
 {
-    char path[3100];
+    const char *path = RUN_PATH(dir, hash, k);
     MT_JSON_FREED cJSON *o = NULL;
-    run_path(path, sizeof(path), dir, hash, k);
     if (!mt_path_exists(path))
         return -ENOENT;
     int rc = mt_json_read_file(&o, path, MT_ERR_RUNTIME, err);
@@ -86,14 +81,11 @@ static double median_prediction(const struct mt_sweep_run *runs, size_t n)
 static struct mt_stats ratios_of(const struct mt_sweep_run *runs, size_t n, double predicted)
 {
     MT_FREED double *v = mt_calloc(n, sizeof(double));
-    struct mt_stats s = {0};
     size_t good = 0;
     for (size_t i = 0; v && i < n; i++)
         if (!strcmp(runs[i].status, "ok"))
             v[good++] = predicted > 0 ? runs[i].seconds / predicted : runs[i].ratio;
-    if (good)
-        s = mt_stats_of(v, good);
-    return s;
+    return good ? mt_stats_of(v, good) : (struct mt_stats){0};
 }
 
 void mt_sweep_row_fill(struct mt_sweep_row *row, const struct mt_sweep_job *job,
@@ -337,15 +329,12 @@ cJSON *mt_sweep_json(const struct mt_sweep_row *rows, size_t n)
 
 struct mt_stats mt_sweep_error(const struct mt_sweep_row *rows, size_t n)
 {
-    struct mt_stats s = {0};
-    MT_FREED double *e = mt_calloc(n + 1, sizeof(double));
+    MT_FREED double *e = mt_calloc(n, sizeof(double));
     size_t k = 0;
     for (size_t i = 0; e && i < n; i++)
         if (rows[i].ratio.n)
             e[k++] = fabs(rows[i].ratio.median - 1);
-    if (k)
-        s = mt_stats_of(e, k);
-    return s;
+    return k ? mt_stats_of(e, k) : (struct mt_stats){0};
 }
 
 /* --- comparison ----------------------------------------------------------------------------------- */
@@ -390,28 +379,25 @@ void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b)
             mt_str_printf(out, " | %.5g | | | gone |\n", mt_json_number(row, "measured_s", 0));
             continue;
         }
-        const char *v = verdict(row, match, &change);
-        if (mt_json_number(row, "shared_by", 0) != mt_json_number(match, "shared_by", 0))
-            v = "";
+        const char *was = mt_json_string(row, "status", ""), *is = mt_json_string(match, "status", "");
+        double x = mt_json_number(row, "measured_s", 0), y = mt_json_number(match, "measured_s", 0);
+        double with_x = mt_json_number(row, "shared_by", 0), with_y = mt_json_number(match, "shared_by", 0);
+        const char *v = with_x == with_y ? verdict(row, match, &change) : "";
         counts[0] += !strcmp(v, "faster");
         counts[1] += !strcmp(v, "slower");
         counts[2] += !strcmp(v, "same");
         counts[3] += v == of_one_run;
-        bool measured = mt_json_number(row, "measured_s", 0) > 0 && mt_json_number(match, "measured_s", 0) > 0;
+        bool measured = x > 0 && y > 0, alike = !strcmp(was, is);
         failed += !measured;
-        if (strcmp(mt_json_string(row, "status", ""), mt_json_string(match, "status", "")))
-            mt_str_printf(out, " | | | | %s -> %s |\n", mt_json_string(row, "status", ""), mt_json_string(match, "status", ""));
+        apart += alike && measured && with_x != with_y;
+        if (!alike)
+            mt_str_printf(out, " | | | | %s -> %s |\n", was, is);
         else if (!measured)
-            mt_str_printf(out, " | | | | %s in both |\n", mt_json_string(row, "status", ""));
-        else if (mt_json_number(row, "shared_by", 0) != mt_json_number(match, "shared_by", 0)) {
-            apart++;
-            mt_str_printf(out, " | %.5g | %.5g | | of %.0f and %.0f jobs at once |\n", mt_json_number(row, "measured_s", 0),
-                          mt_json_number(match, "measured_s", 0), fmax(mt_json_number(row, "shared_by", 0), 1),
-                          fmax(mt_json_number(match, "shared_by", 0), 1));
-        }
+            mt_str_printf(out, " | | | | %s in both |\n", was);
+        else if (with_x != with_y)
+            mt_str_printf(out, " | %.5g | %.5g | | of %.0f and %.0f jobs at once |\n", x, y, fmax(with_x, 1), fmax(with_y, 1));
         else
-            mt_str_printf(out, " | %.5g | %.5g | %+.1f | %s |\n", mt_json_number(row, "measured_s", 0),
-                          mt_json_number(match, "measured_s", 0), change, v);
+            mt_str_printf(out, " | %.5g | %.5g | %+.1f | %s |\n", x, y, change, v);
     }
     cJSON_ArrayForEach(other, mt_json_get(b, "rows"))
     {

@@ -117,25 +117,17 @@ static int sweep_setting(struct spec *p, const char *file, int line, const char 
             *counts[i].field = (int)n;
             return 0;
         }
-    if (!strcmp(key, "mode")) {
-        s->zip = !strcmp(value, "zip");
-        return s->zip || !strcmp(value, "grid") ? 0 : usage(err, file, line, "mode must be grid or zip", value);
-    }
-    if (!strcmp(key, "on_oom")) {
-        s->abort_on_oom = !strcmp(value, "abort");
-        return s->abort_on_oom || !strcmp(value, "record")
-                   ? 0
-                   : usage(err, file, line, "on_oom must be record or abort", value);
-    }
-    if (!strcmp(key, "share_base")) {
-        static const char *const names[] = {"auto", "on", "off"};
-        for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
-            if (!strcmp(value, names[i])) {
-                s->share_base = (enum mt_sweep_share)i;
-                return 0;
-            }
-        return usage(err, file, line, "share_base must be auto, on or off", value);
-    }
+    const struct {
+        const char *key, *names, *usage;
+        int *field;
+    } words[] = {{"mode", "grid|zip", "mode must be grid or zip", &s->zip},
+                 {"on_oom", "record|abort", "on_oom must be record or abort", &s->abort_on_oom},
+                 {"share_base", "auto|on|off", "share_base must be auto, on or off", &s->share_base}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(words); i++)
+        if (!strcmp(key, words[i].key)) {
+            *words[i].field = mt_choice_find(words[i].names, value);
+            return *words[i].field >= 0 ? 0 : usage(err, file, line, words[i].usage, value);
+        }
     if (!strcmp(key, "cooldown"))
         return mt_parse_duration(value, &s->cooldown) ? 0 : usage(err, file, line, "cooldown must be a duration such as 10s", value);
     if (!strcmp(key, "spread")) {
@@ -195,22 +187,16 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
     return add_dotted(&v->set, file, line, key, value, err);
 }
 
-/* The k-th item of a comma list, trimmed, into buf; false past the last. */
-static bool item(char *buf, size_t len, const char *list, size_t k)
+/* The k-th item of a comma list, trimmed, into buf. */
+static void item(char *buf, size_t len, const char *list, size_t k)
 {
-    while (k--) {
-        list = strchr(list, ',');
-        if (!list)
-            return false;
-        list++;
-    }
-    while (isspace((unsigned char)*list))
-        list++;
+    while (k--)
+        list = strchr(list, ',') + 1;
+    list += strspn(list, " \t\n\v\f\r");
     int n = (int)strcspn(list, ",");
     while (n > 0 && isspace((unsigned char)list[n - 1]))
         n--;
     snprintf(buf, len, "%.*s", n, list);
-    return true;
 }
 
 static size_t count_items(const char *list)
@@ -225,16 +211,14 @@ static size_t count_items(const char *list)
 static bool write_ini(struct mt_str *out, const struct mt_sweep_list *l)
 {
     for (size_t k = 0; k < mt_n_keys(); k++) {
-        bool first = !k || strcmp(mt_key_at(k)->section, mt_key_at(k - 1)->section);
-        if (!first)
-            continue;
-        size_t len = strlen(mt_key_at(k)->section);
+        const char *section = mt_key_at(k)->section;
+        size_t len = strlen(section);
         bool any = false;
-        for (size_t i = 0; i < l->n; i++) {
-            if (strncmp(l->p[i].key, mt_key_at(k)->section, len) || l->p[i].key[len] != '.')
+        for (size_t i = 0; i < l->n && (!k || strcmp(section, mt_key_at(k - 1)->section)); i++) {
+            if (strncmp(l->p[i].key, section, len) || l->p[i].key[len] != '.')
                 continue;
             if (!any)
-                mt_str_printf(out, "[%s]\n", mt_key_at(k)->section);
+                mt_str_printf(out, "[%s]\n", section);
             any = true;
             const char *v = l->p[i].value;
             bool quote = strstr(v, " ;") || *v == ';' || *v == '#';
@@ -247,8 +231,8 @@ static bool write_ini(struct mt_str *out, const struct mt_sweep_list *l)
 static int add_job(struct spec *p, const struct variant *v, const size_t *at, struct mt_err *err)
 {
     struct mt_sweep *s = p->s;
-    struct mt_sweep_list all = {0};
-    struct mt_str ini = {0};
+    MT_CLOSED_BY(finish_list) struct mt_sweep_list all = {0};
+    MT_STR_FREED struct mt_str ini = {0};
     char value[512], steps[32];
     if (s->n_jobs >= MAX_JOBS)
         return mt_fail(err, MT_ERR_USAGE, -E2BIG, "the sweep has more than %d jobs: list fewer values, or pair them by mode = zip", MAX_JOBS);
@@ -272,24 +256,19 @@ static int add_job(struct spec *p, const struct variant *v, const size_t *at, st
                               {"eval.early_stop_patience", "0"}, {"eval.best_by", "loss"}, {"checkpoint.every", "0"}, {"log.every", "1"},      {"log.jsonl", "on"}};
     for (size_t i = 0; ok && i < MT_ARRAY_LEN(fixed); i++)
         ok = set(&all, fixed[i][0], fixed[i][1]);
-    ok = ok && write_ini(&ini, &all);
-    finish_list(&all);
-    if (!ok) {
-        mt_str_finish(&ini);
+    if (!ok || !write_ini(&ini, &all))
         return mt_fail_nomem(err, "a sweep", 1);
-    }
-    j->ini = ini.p;
     XXH64_hash_t h = XXH3_64bits_withSeed(ini.p, ini.len, HASH_VERSION + (uint64_t)s->warmup_steps * 1000);
     snprintf(j->hash, sizeof(j->hash), "%016llx", (unsigned long long)h);
+    j->ini = MT_GIVE(ini.p);
     return 0;
 }
 
 /* Adds a job for each point of a variant: axes crossed (grid) or paired (zip). */
 static int spread_out(struct spec *p, const struct variant *v, struct mt_err *err)
 {
-    MT_FREED size_t *n = mt_calloc(2 * p->axes.n + 1, sizeof(*n));
-    size_t *at = n ? n + p->axes.n : NULL;
-    int rc = n ? 0 : mt_fail_nomem(err, "a sweep", p->axes.n * sizeof(*n));
+    MT_FREED size_t *n = NULL, *at = NULL;
+    int rc = MT_NEW(&n, p->axes.n, "a sweep", err) ?: MT_NEW(&at, p->axes.n, "a sweep", err);
     for (size_t i = 0; !rc && i < p->axes.n; i++) {
         n[i] = count_items(p->axes.p[i].value);
         if (p->s->zip && n[i] != n[0])
@@ -305,7 +284,7 @@ static int spread_out(struct spec *p, const struct variant *v, struct mt_err *er
             more |= !carry;
             if (carry)
                 at[i] = 0;
-            if (p->s->zip ? false : !carry)
+            if (!p->s->zip && !carry)
                 break;
         }
     }
@@ -314,7 +293,7 @@ static int spread_out(struct spec *p, const struct variant *v, struct mt_err *er
 
 int mt_sweep_read(struct mt_sweep *out, const char *path, struct mt_err *err)
 {
-    struct mt_sweep s = {.warmup_steps = 2, .steps = 5, .repeat = 1, .max_repeat = 0, .spread = 0.03};
+    MT_CLOSED_BY(mt_sweep_finish) struct mt_sweep s = {.warmup_steps = 2, .steps = 5, .repeat = 1, .max_repeat = 0, .spread = 0.03};
     struct spec p = {.s = &s};
     int rc = list_variants(&p, path, err) ?: mt_ini_parse_file(path, on_key, &p, err);
     if (!s.max_repeat)
@@ -328,10 +307,8 @@ int mt_sweep_read(struct mt_sweep *out, const char *path, struct mt_err *err)
     for (size_t i = 0; i < p.n_variants; i++)
         finish_list(&p.variants[i].set);
     free(p.variants);
-    if (rc)
-        mt_sweep_finish(&s);
-    else
-        *out = s;
+    if (!rc)
+        *out = MT_GIVE(s);
     return rc;
 }
 

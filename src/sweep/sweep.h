@@ -35,12 +35,12 @@ enum { MT_SWEEP_SHARED = 64 }; /* most that one run has */
 enum mt_sweep_share { MT_SHARE_AUTO, MT_SHARE_ON, MT_SHARE_OFF };
 
 struct mt_sweep {
-    bool zip;
-    enum mt_sweep_share share_base;
+    int zip;        /* else the axes are crossed */
+    int share_base; /* enum mt_sweep_share */
     int warmup_steps, steps, repeat, max_repeat;
     double spread;             /* a job is run again while deviation / median is above this */
     double cooldown;           /* pause before each run, in seconds */
-    bool abort_on_oom;
+    int abort_on_oom;
     struct mt_sweep_job *jobs;
     size_t n_jobs;
 };
