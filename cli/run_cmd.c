@@ -38,7 +38,7 @@ static int join(struct follower *f, struct mt_err *err)
         return rc;
     struct mt_resumed resumed = mt_cluster_resumed(f->cluster);
     rc = mt_inputs_open(&f->in, f->cfg, MT_RUN_TRAIN, &resumed, &why)
-      ?: mt_setup_open_on_hosts(&f->setup, &f->in, f->cluster, &why)
+      ?: mt_setup_open_all(&f->setup, &f->in, 1, MT_RUN_TRAIN, f->cluster, &why)
       ?: mt_setup_memory(&f->setup, &memory, &why)
       ?: mt_memory_check(&memory, &why);
     return mt_cluster_answer(f->cluster, &f->setup, &f->in, rc, &why, err);
@@ -165,9 +165,8 @@ static int prepare(struct run *r, struct mt_err *err)
     if (!rc && answers)
         rc = cli_answers_open(&r->learner->answers, r->learner->cfg, r->in, err);
     mt_train_phase(&control, "opening the device and choosing placements");
-    rc = rc ?: r->n == 1 ? mt_setup_open_on_hosts(&r->setup, r->in, r->cluster, err)
-                         : mt_setup_open_shared(&r->setup, r->in, r->n, err);
-    rc = rc ?: mt_setup_memory(&r->setup, &memory, err);
+    rc = rc ?: mt_setup_open_all(&r->setup, r->in, r->n, MT_RUN_TRAIN, r->cluster, err)
+            ?: mt_setup_memory(&r->setup, &memory, err);
     if (!rc && !r->cli->quiet) {
         cli_print_setup(&r->setup);
         cli_print_wear(&r->setup, tbw);

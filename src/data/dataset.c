@@ -483,7 +483,7 @@ const struct mt_data_source *mt_dataset_source(const mt_dataset *d, size_t i)
 
 uint64_t mt_dataset_hash(const mt_dataset *d)
 {
-    return d->hash;
+    return d ? d->hash : 0;
 }
 
 static struct view view_at(const struct part *p, uint64_t i)

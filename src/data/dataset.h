@@ -67,7 +67,7 @@ const struct mt_dataset_stats *mt_dataset_stats(const mt_dataset *d);
 const struct mt_notes *mt_dataset_notes(const mt_dataset *d);
 size_t mt_dataset_n_sources(const mt_dataset *d);
 const struct mt_data_source *mt_dataset_source(const mt_dataset *d, size_t i);
-/** XXH3 of tokens, loss masks and options: kept in checkpoints, compared on resume. */
+/** XXH3 of tokens, loss masks and options: kept in checkpoints, compared on resume. d NULL: 0. */
 uint64_t mt_dataset_hash(const mt_dataset *d);
 /** Tokens of a sample (borrowed) and, into `trained` (caller's, seq_len bytes, may be NULL), its mask. */
 size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, uint8_t *trained);

@@ -19,17 +19,15 @@ int mt_append_open(struct mt_append *a, const char *path, bool keep, struct mt_e
 {
     *a = (struct mt_append){.fd = -1};
     snprintf(a->path, sizeof(a->path), "%s", path);
-    int fd = mt_open_to_write(path, O_WRONLY | O_APPEND | (keep ? 0 : O_TRUNC), err);
+    MT_FD_CLOSED int fd = mt_open_to_write(path, O_WRONLY | O_APPEND | (keep ? 0 : O_TRUNC), err);
     if (fd < 0)
         return fd;
+    a->end = lseek(fd, 0, SEEK_END);
+    if (a->end < 0)
+        return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", path, strerror(errno));
     a->fd = fd;
-    a->end = lseek(a->fd, 0, SEEK_END);
-    if (a->end >= 0)
-        return 0;
-    int rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", path, strerror(errno));
-    close(a->fd);
-    a->fd = -1;
-    return rc;
+    fd = -1;
+    return 0;
 }
 
 /* What was written only in part is truncated away. */

@@ -28,19 +28,15 @@ static cJSON *sums_of(struct mt_session *s, size_t learner)
 {
     const struct mt_layout *l = mt_setup_layout_of(s->setup, learner);
     const uint64_t *sum = mt_session_base_sums(s, learner);
-    cJSON *all = cJSON_CreateObject();
-    bool whole = all != NULL;
-    for (size_t i = 0; i < l->n_tensors && whole; i++) {
+    mt_json_begin();
+    MT_JSON_FREED cJSON *all = cJSON_CreateObject();
+    for (size_t i = 0; i < l->n_tensors; i++) {
         char text[MT_SUM_TEXT];
-        if (!l->tensors[i].in_base || l->tensors[i].param->adapter)
-            continue;
-        cJSON *one = cJSON_CreateObject();
         mt_sum_format(text, sum[i]);
-        whole = mt_json_add(all, l->tensors[i].name, one) && cJSON_AddStringToObject(one, "xxh3", text);
+        if (l->tensors[i].in_base && !l->tensors[i].param->adapter)
+            mt_json_add(all, l->tensors[i].name, mt_json_put(NULL, "xxh3=%s", text));
     }
-    if (!whole)
-        cJSON_Delete(all);
-    return whole ? all : NULL;
+    return mt_json_complete() ? MT_GIVE(all) : NULL;
 }
 
 static void tell_rounding(const struct mt_merge *m)
@@ -61,17 +57,20 @@ static void tell_block_rounding(const struct mt_overlay_rounding *r, const char 
             "model.path = NEW)", 100 * kept, 100 * error, r->worst, 100 * r->least, model);
 }
 
+static struct mt_overlay_write next_overlay(const struct mt_train_params *p)
+{
+    return (struct mt_overlay_write){.dir = p->dir, .parent = p->state->blocks.overlay,
+                                     .base_dir = p->session->setup->in[p->learner].model_dir,
+                                     .base = &p->session->base, .phase = p->state->blocks.phase + 1};
+}
+
 /* Adds the adapters that are in the folder to the weights of the phase. */
 static int merge(const struct mt_train_params *p, const char *adapters, char **name, struct mt_err *err)
 {
     const struct mt_inputs *in = &p->session->setup->in[p->learner];
-    struct mt_overlay_write o = {.dir = p->dir,
-                                 .parent = p->state->blocks.overlay,
-                                 .base_dir = in->model_dir,
-                                 .base = &p->session->base,
-                                 .phase = p->state->blocks.phase + 1,
-                                 .files = p->files,
-                                 .shard_bytes = in->cfg->checkpoint.shard_size};
+    struct mt_overlay_write o = next_overlay(p);
+    o.files = p->files;
+    o.shard_bytes = in->cfg->checkpoint.shard_size;
     int rc = mt_merge_open(&o.merge, adapters, &p->session->base, in->weights_dir, false, err);
     if (!rc) {
         mt_merge_keep_dtypes(o.merge);
@@ -103,16 +102,12 @@ static int write_overlay(const struct mt_train_params *p, char **name, struct mt
     const struct mt_inputs *in = &p->session->setup->in[p->learner];
     const struct mt_cfg_list *always = &in->cfg->train.blocks_always;
     struct mt_overlay_rounding rounding = {.worst = NULL};
-    struct mt_overlay_write o = {.dir = p->dir,
-                                 .parent = p->state->blocks.overlay,
-                                 .base_dir = in->model_dir,
-                                 .base = &p->session->base,
-                                 .rounding = &rounding,
-                                 .phase = p->state->blocks.phase + 1,
-                                 .layout = mt_setup_layout_of(p->session->setup, p->learner),
-                                 .planes = p->session->planes,
-                                 .always = (const char *const *)always->items,
-                                 .n_always = (size_t)always->n};
+    struct mt_overlay_write o = next_overlay(p);
+    o.rounding = &rounding;
+    o.layout = mt_setup_layout_of(p->session->setup, p->learner);
+    o.planes = p->session->planes;
+    o.always = (const char *const *)always->items;
+    o.n_always = (size_t)always->n;
     int rc = mt_overlay_write(&o, name, err);
     if (!rc)
         tell_block_rounding(&rounding, in->cfg->model.path);
@@ -122,7 +117,7 @@ static int write_overlay(const struct mt_train_params *p, char **name, struct mt
 int mt_blocks_finish(const struct mt_train_params *p, struct mt_err *err)
 {
     struct mt_train_state *st = p->state;
-    char *name = NULL;
+    MT_FREED char *name = NULL;
     bool lost;
     mt_train_phase(p->control, "writing a trained block");
     int rc = mt_saves_find_folder(p, err)
@@ -133,20 +128,15 @@ int mt_blocks_finish(const struct mt_train_params *p, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_RUNTIME, -ECANCELED, "the run was asked to stop before the next block");
     bool merges = p->session->setup->in[p->learner].cfg->adapter.merge_every;
     rc = rc ?: merges ? write_merged(p, &name, err) : write_overlay(p, &name, err);
-    mt_json_begin();
     cJSON *sums = rc ? NULL : sums_of(p->session, p->learner);
-    if (!rc && !sums)
-        rc = mt_fail_nomem(err, "sums of the base", 1);
-    if (rc) {
-        free(name);
-        return rc;
-    }
+    if (!sums)
+        return rc ?: mt_fail_nomem(err, "sums of the base", 1);
     cJSON_Delete(st->frozen);
     free(st->blocks.overlay);
     st->frozen = sums;
-    st->blocks.overlay = name;
+    st->blocks.overlay = MT_GIVE(name);
     st->blocks.updates = st->updates = mt_engine_updates(p->session->engine, p->learner);
     st->blocks.phase++;
-    mt_overlay_prune(p->dir, name);
+    mt_overlay_prune(p->dir, st->blocks.overlay);
     return 0;
 }

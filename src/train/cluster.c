@@ -38,9 +38,8 @@ static bool is_of_origin(const char *key)
 /* Of this host, as far as inputs and setup are open. */
 static int describe(cJSON **out, const struct mt_setup *s, const struct mt_inputs *in, struct mt_err *err)
 {
-    MT_FREED char *path = in->model_dir ? mt_path_join(in->model_dir, "config.json") : NULL;
     cJSON *model = NULL, *o;
-    int rc = path ? mt_json_read_file(&model, path, MT_ERR_INPUT, err) : 0;
+    int rc = in->model_dir ? mt_json_read_file(&model, MT_PATH("%s/config.json", in->model_dir), MT_ERR_INPUT, err) : 0;
     if (rc)
         return rc;
     mt_json_begin();
@@ -200,13 +199,11 @@ static void *beat(void *arg)
 int mt_cluster_open(mt_cluster **out, struct mt_err *err)
 {
     mt_net *net = NULL;
+    mt_cluster *c = NULL;
     *out = NULL;
-    int rc = mt_net_open(&net, err);
+    int rc = mt_net_open(&net, err) ?: net ? MT_NEW(&c, 1, "the hosts", err) : 0;
     if (rc || !net)
         return rc;
-    mt_cluster *c = mt_calloc(1, sizeof(*c));
-    if (!c)
-        return mt_fail_nomem(err, "the hosts", sizeof(*c));
     c->net = net;
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->quits, NULL);
@@ -255,11 +252,6 @@ void mt_cluster_close(mt_cluster **cluster, int code)
     *cluster = NULL;
 }
 
-static uint64_t hash_of(const mt_dataset *d)
-{
-    return d ? mt_dataset_hash(d) : 0;
-}
-
 static int read_answers(mt_cluster *c, struct mt_err *err)
 {
     int rc = 0;
@@ -294,24 +286,21 @@ static int print_config(const struct mt_inputs *in, struct mt_str *out, struct m
 int mt_cluster_send_config(mt_cluster *c, const struct mt_setup *s, struct mt_err *err)
 {
     const struct mt_inputs *in = s->in;
-    struct mt_str text = {0};
+    MT_STR_FREED struct mt_str text = {0};
     MT_FREED char *facts = NULL;
     int rc = print_config(in, &text, err) ?: mt_cluster_print_facts(&facts, s, err);
-    if (rc) {
-        mt_str_finish(&text);
+    if (rc)
         return rc;
-    }
     c->timeout = in->cfg->cluster.timeout;
     mt_net_set_deadline(c->net, c->timeout);
     const struct mt_cluster_command config = {.op = MT_CLUSTER_CONFIG, .at = text.len, .lr = c->timeout,
-                                   .data = {hash_of(in->data), mt_inputs_eval_hash(in), strlen(facts)}};
+                                   .data = {mt_dataset_hash(in->data), mt_inputs_eval_hash(in), strlen(facts)}};
     pthread_mutex_lock(&c->lock);
     rc = command_all(c, &config, err)
       ?: mt_cluster_tell_all(c, text.p, text.len, err)
       ?: mt_cluster_tell_all(c, facts, strlen(facts), err)
       ?: read_answers(c, err);
     pthread_mutex_unlock(&c->lock);
-    mt_str_finish(&text);
     return rc;
 }
 
@@ -399,7 +388,7 @@ int mt_cluster_answer(mt_cluster *c, const struct mt_setup *s, const struct mt_i
     struct answer a = {.rc = rc, .kind = rc ? (int64_t)why->kind : 0};
     if (rc)
         snprintf(a.text, sizeof(a.text), "%s", why->msg);
-    else if (hash_of(in->data) != c->data[0] || mt_inputs_eval_hash(in) != c->data[1]) {
+    else if (mt_dataset_hash(in->data) != c->data[0] || mt_inputs_eval_hash(in) != c->data[1]) {
         a = (struct answer){-EINVAL, MT_ERR_USAGE, ""};
         snprintf(a.text, sizeof(a.text), "its data are not those of host 0: each host needs the same files");
     }

@@ -91,7 +91,6 @@ struct mt_train_events {
     void (*step)(void *ctx, const struct mt_step_report *r);
     void (*eval)(void *ctx, const struct mt_eval_report *r);
     void (*saved)(void *ctx, uint64_t step, double seconds);
-    void (*note)(void *ctx, const char *text);
 };
 
 /** MT_END_BLOCK: a block has had its steps, and the next one is to be trained (train/blocks.h). */
@@ -134,6 +133,3 @@ struct mt_train_params {
 bool mt_is_doubtful(uint64_t step);
 /** Makes the pending updates; fails, too, if the learner's state is lost. */
 int mt_train_flush(const struct mt_train_params *p, struct mt_err *err);
-/** Files in the output folder that ask a run to save and stop, or to save. */
-#define MT_REQUEST_STOP "STOP"
-#define MT_REQUEST_SAVE "SAVE"

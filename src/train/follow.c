@@ -17,25 +17,27 @@ static int pass(mt_cluster *c, void *p, size_t bytes, bool sends, struct mt_err 
     return sends ? mt_cluster_tell_all(c, p, bytes, err) : mt_cluster_note(c, mt_net_recv(c->net, 0, p, bytes, err));
 }
 
-/* A plane, whose homes may differ by host: what is in no memory goes through a window. */
+/* A plane, whose homes may differ by host: what is in no memory goes through a window. sum: instead of passing it, its
+ * sum onto *sum. */
 static int pass_plane(mt_cluster *c, const struct mt_session *s, size_t unit, enum mt_plane_kind k, bool sends,
-                      struct mt_err *err)
+                      uint64_t *sum, struct mt_err *err)
 {
-    bool here = !mt_plane_in_files(s->planes, unit, k);
+    bool here = sum || !mt_plane_in_files(s->planes, unit, k), reads = sends || sum;
     size_t bytes = here ? mt_plane_desc_bytes(mt_plane_desc_of(s->planes, k), mt_plane_elems(s->planes, unit, k)) : 0;
     char *home = mt_plane(s->planes, unit, k);
-    if (!home && bytes && !c->window)
-        c->window = mt_calloc(MT_PLANE_WINDOW, 1);
-    int rc = home || c->window || !bytes ? 0 : mt_fail_nomem(err, "a plane on its way", MT_PLANE_WINDOW);
+    int rc = home || c->window || !bytes ? 0 : MT_NEW(&c->window, MT_PLANE_WINDOW, "a plane on its way", err);
     for (size_t at = 0, n; at < bytes && !rc; at += n) {
         n = MT_MIN(bytes - at, (size_t)MT_PLANE_WINDOW);
-        if (!home && sends)
-            rc = mt_planes_read_bytes(s->planes, unit, k, at, n, c->window, err);
-        rc = rc ?: pass(c, home ? home + at : c->window, n, sends, err);
-        if (!rc && !home && !sends)
-            rc = mt_planes_write_bytes(s->planes, unit, k, at, n, c->window, err);
+        char *data = home ? home + at : c->window;
+        rc = home || !reads ? 0 : mt_planes_read_bytes(s->planes, unit, k, at, n, data, err);
+        if (!rc && sum)
+            *sum = mt_sum64(data, n, *sum);
+        else
+            rc = rc ?: pass(c, data, n, sends, err);
+        if (!rc && !home && !reads)
+            rc = mt_planes_write_bytes(s->planes, unit, k, at, n, data, err);
     }
-    return mt_cluster_note(c, rc);
+    return rc;
 }
 
 /* All planes of a session but gradients, one after the other. */
@@ -45,7 +47,7 @@ static int pass_planes(mt_cluster *c, const struct mt_session *s, bool sends, st
     for (size_t u = 0; u < s->setup->choice.layout->n_units && !rc; u++)
         for (int k = 0; k < MT_N_PLANES && !rc; k++)
             if (k != MT_PLANE_GRAD)
-                rc = pass_plane(c, s, u, (enum mt_plane_kind)k, sends, err);
+                rc = mt_cluster_note(c, pass_plane(c, s, u, (enum mt_plane_kind)k, sends, NULL, err));
     return rc ?: mt_cluster_note(c, mt_planes_settle(s->planes, err));
 }
 
@@ -106,30 +108,11 @@ int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struc
 
 /* --- the weights, at each save -------------------------------------------------------------------------------- */
 
-/* Of a plane, in whichever tier it is, onto *sum. */
-static int sum_plane(mt_cluster *c, const struct mt_session *s, size_t unit, enum mt_plane_kind k, uint64_t *sum,
-                     struct mt_err *err)
-{
-    size_t bytes = mt_plane_desc_bytes(mt_plane_desc_of(s->planes, k), mt_plane_elems(s->planes, unit, k));
-    const char *home = mt_plane(s->planes, unit, k);
-    if (!home && bytes && !c->window)
-        c->window = mt_calloc(MT_PLANE_WINDOW, 1);
-    int rc = home || c->window || !bytes ? 0 : mt_fail_nomem(err, "sums of weights", MT_PLANE_WINDOW);
-    for (size_t at = 0, n; at < bytes && !rc; at += n) {
-        n = MT_MIN(bytes - at, (size_t)MT_PLANE_WINDOW);
-        if (!home)
-            rc = mt_planes_read_bytes(s->planes, unit, k, at, n, c->window, err);
-        *sum = mt_sum64(home ? home + at : c->window, n, *sum);
-    }
-    return rc;
-}
-
 /* Of a unit's masters: what differs may be below the half that devices read in bf16. */
 static int sum_unit(mt_cluster *c, const struct mt_session *s, size_t unit, uint64_t *sum, struct mt_err *err)
 {
     *sum = 0;
-    int rc = sum_plane(c, s, unit, MT_PLANE_HI, sum, err);
-    return rc ? rc : sum_plane(c, s, unit, MT_PLANE_LO, sum, err);
+    return pass_plane(c, s, unit, MT_PLANE_HI, false, sum, err) ?: pass_plane(c, s, unit, MT_PLANE_LO, false, sum, err);
 }
 
 static int tell_weights(mt_cluster *c, struct mt_session *s, bool frozen, struct mt_err *err)
@@ -203,10 +186,7 @@ static int take_reference(mt_cluster *c, const struct mt_session *s, uint64_t n,
         return mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "host 0 has a reference of %llu answers, and its data here have %zu",
                        (unsigned long long)n, mt_reference_count(s->setup->in));
     free(c->reference);
-    c->reference = mt_calloc(n, sizeof(*c->reference));
-    if (!c->reference)
-        return mt_fail_nomem(err, "log-probabilities of the reference", n * sizeof(*c->reference));
-    return mt_net_recv(c->net, 0, c->reference, n * sizeof(*c->reference), err);
+    return MT_NEW(&c->reference, n, "log-probabilities of the reference", err) ?: mt_net_recv(c->net, 0, c->reference, n * sizeof(*c->reference), err);
 }
 
 /* That of the data which the command names; NULL: this host has no such data. */

@@ -109,8 +109,8 @@ static int open_set(struct mt_inputs *in, mt_dataset **out, const struct mt_cfg_
                     struct mt_err *err)
 {
     char cache[4096];
-    int n = 1, *cpus = NULL, rc = mt_hw_cores(&cpus, &n, err);
-    free(cpus);
+    MT_FREED int *cpus = NULL;
+    int n = 1, rc = mt_hw_cores(&cpus, &n, err);
     if (rc)
         return rc;
     if (in->cfg->placement.threads != MT_AUTO)
@@ -232,17 +232,16 @@ static int check_rollouts(const struct mt_inputs *in, const mt_dataset *d, struc
     const struct mt_objective *o = mt_objective_of(&in->numerics);
     bool are = d && mt_dataset_stats(d)->rollouts;
     char place[4200];
-    int rc = 0;
+    int rc;
     if (d && o->rollouts != are)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, are ? "%s holds %s, which [policy] loss trains on: set it to dapo, say"
                                                        : "%s holds %s, but policy.loss trains on rollouts (data.format = rollouts)",
                        mt_dataset_source(d, 0)->path, mt_dataset_stats(d)->format);
     uint64_t n = are ? mt_dataset_stats(d)->n_samples : 0;
     size_t len = are ? mt_dataset_stats(d)->max_len : 0, first;
-    MT_FREED union mt_rollout_values *values = mt_calloc(len + 1, sizeof(*values));
-    MT_FREED uint8_t *trained = mt_calloc(len + 1, 1);
-    if (!values || !trained)
-        rc = mt_fail_nomem(err, "rollouts", len * sizeof(*values));
+    MT_FREED union mt_rollout_values *values = NULL;
+    MT_FREED uint8_t *trained = NULL;
+    rc = MT_NEW(&values, len + 1, "rollouts", err) ?: MT_NEW(&trained, len + 1, "rollouts", err);
     for (uint64_t i = 0; i < n && !rc; i++) {
         mt_dataset_sample(d, i, NULL, trained);
         for (first = 1; !trained[first];)
@@ -268,15 +267,12 @@ static int open_sets(struct mt_inputs *in, struct mt_err *err)
     if (mt_objective_of(&in->numerics)->answers || mt_objective_of(&in->numerics)->rollouts)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.sets: %s is evaluated on data.eval alone: remove the key",
                        mt_objective_of(&in->numerics)->title);
-    in->sets = mt_calloc((size_t)of->n, sizeof(*in->sets));
-    if (!in->sets)
-        return mt_fail_nomem(err, "eval.sets", (size_t)of->n * sizeof(*in->sets));
+    rc = MT_NEW(&in->sets, (size_t)of->n, "eval.sets", err);
     for (; in->n_sets < (size_t)of->n && !rc; in->n_sets++) {
         struct mt_eval_set *s = &in->sets[in->n_sets];
-        char *item = of->items[in->n_sets];
+        char *item = of->items[in->n_sets], measure[128];
         size_t name = mt_key_name_of_path(key, item);
         char *path = item + name;
-        char measure[128];
         s->name = strndup(item, name - 1);
         snprintf(measure, sizeof(measure), "%.100s_loss", s->name ? s->name : "");
         if (mt_objective_measure(mt_objective_of(&in->numerics), measure) >= 0)
@@ -362,11 +358,10 @@ static int make_samplers(struct mt_inputs *in, const struct mt_numerics *n, stru
     else if (!rc && in->cfg->data.eval[0])
         mt_warn("data.eval = %s holds out no sample: nothing is evaluated", in->cfg->data.eval);
     for (struct mt_eval_set *s = in->sets; s < in->sets + in->n_sets && !rc; s++) {
-        struct mt_split unused = {0};
+        MT_CLOSED_BY(mt_split_finish) struct mt_split unused = {0};
         mt_sampler_destroy(&s->sampler);
         mt_split_finish(&s->rows);
         rc = mt_dataset_split(s->data, "", &s->rows, &unused, err);
-        mt_split_finish(&unused);
         s->rows.n = MT_MIN(s->rows.n, most);
         p.data = s->data;
         p.split = &s->rows;
@@ -418,16 +413,13 @@ int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_u
     *in = (struct mt_inputs){.cfg = cfg};
     if (resumed)
         in->resumed = *resumed;
-    int rc = mt_resolve_learning_rate(cfg, &in->auto_rate, err);
-    if (!rc)
-        rc = mt_resolve_numerics(&in->numerics, cfg, err); /* before data are read, which may take minutes */
+    int rc = mt_resolve_learning_rate(cfg, &in->auto_rate, err)
+          ?: mt_resolve_numerics(&in->numerics, cfg, err); /* before data are read, which may take minutes */
     if (!rc && use == MT_RUN_EVAL)
         rc = mt_inputs_freeze_all(cfg, "no training", err);
     rc = rc ?: open_model(in, err);
     if (!rc && use == MT_RUN_TRAIN)
-        rc = mt_plan_check_trained(in->layout, err);
-    if (!rc && use == MT_RUN_TRAIN)
-        rc = check_merging(in, err);
+        rc = mt_plan_check_trained(in->layout, err) ?: check_merging(in, err);
     rc = rc ?: check_merge_aware(in, err);
     if (!rc && use == MT_RUN_TRAIN)
         rc = check_reference(in, err);
@@ -551,7 +543,7 @@ int mt_inputs_lay_out_steps(struct mt_inputs *in, struct mt_numerics *n, struct 
 
 uint64_t mt_inputs_eval_hash(const struct mt_inputs *in)
 {
-    uint64_t h = in->eval_data ? mt_dataset_hash(in->eval_data) : 0;
+    uint64_t h = mt_dataset_hash(in->eval_data);
     for (size_t i = 0; i < in->n_sets; i++)
         h = h * UINT64_C(0x9E3779B97F4A7C15) + mt_dataset_hash(in->sets[i].data);
     return h;

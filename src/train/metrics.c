@@ -202,11 +202,11 @@ static int take_rows(struct mt_metrics *m, struct mt_str *out, const char *old, 
 static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t step,
                      struct mt_err *err)
 {
-    char path[4096], *old = NULL;
+    const char *path = MT_PATH("%s/%s", dir, file_names[kind]);
+    MT_FREED char *old = NULL;
     MT_STR_FREED struct mt_str rows = {0}, kept = {0};
     size_t len = 0;
     int rc = 0;
-    mt_path_printf(path, sizeof(path), "%s/%s", dir, file_names[kind]);
     if (step && mt_path_exists(path)) /* a new run starts a new file */
         rc = mt_read_file(path, &old, &len, err);
     if (!rc && old)
@@ -220,17 +220,14 @@ static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t s
     rc = rc ?: mt_write_file(path, kept.p ? kept.p : "", kept.len, err)
             ?: mt_append_open(&m->file[kind], path, true, err);
     m->on[kind] = !rc;
-    free(old);
     return rc;
 }
 
 int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir, uint64_t step,
                     const struct mt_objective *objective, bool layers, struct mt_err *err)
 {
-    struct mt_metrics *m = mt_calloc(1, sizeof(*m));
-    if (!m)
-        return mt_fail_nomem(err, "metrics", sizeof(*m));
-    int rc = set_tables(m, objective, &cfg->eval.sets, err);
+    MT_CLOSED_BY(mt_metrics_close) struct mt_metrics *m = NULL;
+    int rc = MT_NEW(&m, 1, "metrics", err) ?: set_tables(m, objective, &cfg->eval.sets, err);
     if (!rc && cfg->log.jsonl)
         rc = open_file(m, JSONL, dir, step, err);
     if (!rc && cfg->log.csv)
@@ -239,10 +236,8 @@ int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const 
         rc = open_file(m, LAYERS, dir, step, err);
     if (!rc && cfg->log.tensorboard)
         rc = mt_tensorboard_open(&m->tensorboard, dir, step, err);
-    if (rc)
-        mt_metrics_close(&m);
-    else
-        *out = m;
+    if (!rc)
+        *out = MT_GIVE(m);
     return rc;
 }
 
@@ -253,12 +248,13 @@ void mt_metrics_feed(struct mt_metrics *m, struct mt_feed *feed)
 
 void mt_metrics_close(struct mt_metrics **m)
 {
-    for (int i = 0; *m && i < N_FILES; i++)
+    if (!*m)
+        return;
+    for (int i = 0; i < N_FILES; i++)
         if ((*m)->on[i])
             mt_append_close(&(*m)->file[i]);
-    if (*m)
-        mt_tensorboard_close(&(*m)->tensorboard);
-    for (size_t i = 0; *m && i < (*m)->table[CSV].n; i++)
+    mt_tensorboard_close(&(*m)->tensorboard);
+    for (size_t i = 0; i < (*m)->table[CSV].n; i++)
         free((*m)->csv[i]);
     free(*m);
     *m = NULL;

@@ -20,11 +20,14 @@ struct mt_readback {
     struct mt_err err; /* once it is not good */
 };
 
-static void destroy(mt_readback *r)
+/* Accepts NULL. */
+static void destroy(mt_readback **r)
 {
-    free(r->path);
-    free(r->older);
-    free(r);
+    if (*r) {
+        free((*r)->path);
+        free((*r)->older);
+    }
+    free(*r);
 }
 
 enum mt_readback_state mt_readback_of(int rc)
@@ -42,30 +45,25 @@ static void *readback_main(void *readback)
     int state = mt_readback_of(mt_checkpoint_verify(r->path, &r->err));
     int running = MT_READBACK_RUNS;
     if (!atomic_compare_exchange_strong(&r->state, &running, state))
-        destroy(r); /* nobody waits for it any more */
+        destroy(&r); /* nobody waits for it any more */
     return NULL;
 }
 
 int mt_readback_start(mt_readback **out, const char *path, const char *older, struct mt_err *err)
 {
-    mt_readback *r = mt_calloc(1, sizeof(*r));
+    MT_CLOSED_BY(destroy) mt_readback *r = NULL;
     pthread_t thread;
-    if (r) {
-        r->path = strdup(path);
-        r->older = older ? strdup(older) : NULL;
-    }
-    if (!r || !r->path || (older && !r->older)) {
-        if (r)
-            destroy(r);
-        return mt_fail_nomem(err, path, sizeof(*r));
-    }
-    int rc = mt_thread_start(&thread, "mt-readback", readback_main, r, err);
-    if (rc) {
-        destroy(r);
+    int rc = MT_NEW(&r, 1, path, err);
+    if (rc)
         return rc;
-    }
+    r->path = strdup(path);
+    r->older = older ? strdup(older) : NULL;
+    rc = r->path && (r->older || !older) ? mt_thread_start(&thread, "mt-readback", readback_main, r, err)
+                                         : mt_fail_nomem(err, path, sizeof(*r));
+    if (rc)
+        return rc;
     pthread_detach(thread);
-    *out = r;
+    *out = MT_GIVE(r);
     return 0;
 }
 
@@ -83,5 +81,5 @@ void mt_readback_drop(mt_readback **readback)
     int running = MT_READBACK_RUNS;
     *readback = NULL;
     if (r && !atomic_compare_exchange_strong(&r->state, &running, DROPPED))
-        destroy(r);
+        destroy(&r);
 }

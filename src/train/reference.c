@@ -93,9 +93,8 @@ static int visit(struct visit *v, mt_sampler *sampler, uint64_t first, uint64_t 
     int rc = mt_step_data_init(&data, sampler, err);
     if (rc)
         return rc;
-    MT_FREED double *doc_loss = mt_calloc(most_docs(&data) + 1, sizeof(*doc_loss));
-    if (!doc_loss)
-        rc = mt_fail_nomem(err, "log-probabilities of the reference", most_docs(&data) * sizeof(*doc_loss));
+    MT_FREED double *doc_loss = NULL;
+    rc = MT_NEW(&doc_loss, most_docs(&data), "log-probabilities of the reference", err);
     int64_t t0 = mt_now_ns(), said = t0;
     end = last_of_pass(sampler, first, end);
     for (uint64_t i = first; i < end && !rc && (s || !v->unknown); i++) {
@@ -137,18 +136,13 @@ static const char *known_of(const struct mt_train_state *st)
     return st->reference_of ? st->reference_of : START;
 }
 
-static uint64_t hash_of(const mt_dataset *d)
-{
-    return d ? mt_dataset_hash(d) : 0;
-}
-
 /* Forgets what is of other data than the run's. */
 static int fit(const struct mt_inputs *in, struct mt_train_state *st, struct mt_err *err)
 {
     size_t n = mt_reference_count(in), own = mt_sampler_n_answers(in->sampler);
     bool older = !st->reference_data; /* a checkpoint of an earlier version, which does not say of which data it is */
-    bool training = older || st->reference_data == hash_of(in->data);
-    if (training && st->n_reference == n && (older || st->reference_eval == hash_of(in->eval_data)))
+    bool training = older || st->reference_data == mt_dataset_hash(in->data);
+    if (training && st->n_reference == n && (older || st->reference_eval == mt_dataset_hash(in->eval_data)))
         return 0;
     if (older && st->n_reference < own)
         return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "the checkpoint has %zu log-probabilities of the reference, the data "
@@ -172,10 +166,9 @@ int mt_reference_lacks(const struct mt_inputs *in, struct mt_train_state *st, bo
 
 double *mt_reference_new(size_t n, struct mt_err *err)
 {
-    double *of = mt_calloc(n, sizeof(*of));
-    if (!of)
-        mt_fail_nomem(err, "log-probabilities of the reference", n * sizeof(*of));
-    for (size_t i = 0; of && i < n; i++)
+    double *of;
+    int rc = MT_NEW(&of, n, "log-probabilities of the reference", err);
+    for (size_t i = 0; i < n && !rc; i++)
         of[i] = NAN;
     return of;
 }
@@ -186,22 +179,16 @@ int mt_reference_fill(struct mt_session *s, size_t learner, const struct mt_inpu
     return visit_all(&(struct visit){.session = s, .learner = learner}, in, first, of, err);
 }
 
-/* Numbers that a model with other weights would not have: computed on another machine they may differ a little. */
-static bool is_far(double a, double b)
-{
-    return fabs(a - b) > 0.02 * MT_MAX(fabs(a), 1.0);
-}
-
 int mt_reference_compare(struct mt_session *s, const struct mt_inputs *in, const double *known, struct mt_err *err)
 {
     size_t n = mt_sampler_n_answers(in->sampler), differ = 0, far = 0;
-    double *of = mt_reference_new(n, err);
+    MT_FREED double *of = mt_reference_new(n, err);
     int rc = of ? visit(&(struct visit){.session = s}, in->sampler, 0, 1, of, err) : -ENOMEM;
     for (size_t i = 0; i < n && !rc; i++) {
         differ += known[i] != of[i] && !isnan(known[i]) && !isnan(of[i]);
-        far += is_far(known[i], of[i]);
+        /* as a model with other weights has them: computed on another machine they may differ a little */
+        far += fabs(known[i] - of[i]) > 0.02 * MT_MAX(fabs(known[i]), 1.0);
     }
-    free(of);
     if (!rc && far)
         return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s is not the model as it was when training began: %zu log-probabilities of "
                        "the first step are others", in->model_dir, far);
@@ -225,8 +212,8 @@ int mt_reference_set(const struct mt_inputs *in, struct mt_train_state *st, doub
     st->reference = of;
     st->n_reference = mt_reference_count(in);
     st->reference_of = what;
-    st->reference_data = hash_of(in->data);
-    st->reference_eval = hash_of(in->eval_data);
+    st->reference_data = mt_dataset_hash(in->data);
+    st->reference_eval = mt_dataset_hash(in->eval_data);
     return 0;
 }
 

@@ -130,11 +130,6 @@ static void choose_best(struct mt_saves *s)
     }
 }
 
-static void name_checkpoint(const struct mt_saves *s, uint64_t step, char path[4200])
-{
-    mt_path_printf(path, 4200, "%s/checkpoint-%llu", s->p->dir, (unsigned long long)step);
-}
-
 /* The newest checkpoint is not what was written: it does not count, and the state is saved once more. */
 static void set_damaged_aside(struct mt_saves *s, uint64_t step, const struct mt_err *why)
 {
@@ -177,9 +172,8 @@ static void settle(struct mt_saves *s)
 static int after_save(struct mt_saves *s, struct mt_err *err)
 {
     const struct mt_config *c = config(s);
-    char path[4200];
+    const char *path = MT_PATH("%s/checkpoint-%llu", s->p->dir, (unsigned long long)s->p->state->step);
     struct mt_err why = {0};
-    name_checkpoint(s, s->p->state->step, path);
     if (!s->final && !mt_readback_start(&s->readback, path, NULL, &why)) {
         s->read_step = s->p->state->step;
         return 0;
@@ -230,14 +224,19 @@ static void wait_for_readback(struct mt_saves *s)
 
 int mt_saves_note_findings(struct mt_train_state *st, const struct mt_setup *setup, struct mt_err *err)
 {
-    struct mt_str s = {0};
-    if (mt_setup_findings(setup, &s)) {
-        mt_str_finish(&s);
+    MT_STR_FREED struct mt_str s = {0};
+    if (mt_setup_findings(setup, &s))
         return mt_fail_nomem(err, "the device's findings", 1);
-    }
     free(st->findings);
-    st->findings = s.p; /* NULL: none */
+    st->findings = MT_GIVE(s.p); /* NULL: none */
     return 0;
+}
+
+/* What is found wrong of the training state. */
+static int found(int rc, bool *lost)
+{
+    *lost |= rc != 0;
+    return rc;
 }
 
 int mt_saves_settle(const struct mt_train_params *p, enum mt_settle how, bool *lost, struct mt_err *err)
@@ -247,18 +246,10 @@ int mt_saves_settle(const struct mt_train_params *p, enum mt_settle how, bool *l
     *lost = !mt_engine_whole(s->engine) || mt_engine_check_learner(s->engine, p->learner, NULL);
     while (!rc && how == MT_SETTLE_WAIT && s->second_look && !mt_second_look_over(s->second_look) && !is_stopped(p))
         usleep(1000);
-    if (!rc) {
-        rc = mt_session_look_again(s, how == MT_SETTLE_LAST, err);
-        *lost |= rc != 0;
-    }
-    if (!rc) {
-        rc = mt_guard_check_trained(s->guard, err);
-        *lost |= rc != 0;
-    }
-    if (!rc && s->disk && !s->setup->in[p->learner].cfg->placement.nvme_checksums) {
-        rc = mt_disk_sync(s->disk, err);
-        *lost = rc;
-    }
+    rc = rc ?: found(mt_session_look_again(s, how == MT_SETTLE_LAST, err), lost)
+            ?: found(mt_guard_check_trained(s->guard, err), lost);
+    if (!rc && s->disk && !s->setup->in[p->learner].cfg->placement.nvme_checksums)
+        rc = found(mt_disk_sync(s->disk, err), lost);
     return rc;
 }
 
@@ -273,11 +264,10 @@ static int add_news(struct mt_saves *s, struct mt_err *err)
 {
     int rc = mt_checkpoint_amend(&(struct mt_checkpoint_save){.dir = s->p->dir, .state = s->p->state,
                                                               .history = s->p->history}, err);
-    if (rc)
-        return rc;
-    s->news = false;
-    prune(s, AS_CONFIGURED);
-    return 0;
+    s->news &= rc != 0;
+    if (!rc)
+        prune(s, AS_CONFIGURED);
+    return rc;
 }
 
 /* *lost: the training state itself could not be read. */
@@ -296,14 +286,9 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
     look_at_memory(s);
     rc = mt_saves_settle(p, hurries(s) ? MT_SETTLE_LAST : s->asked ? MT_SETTLE_NOW : MT_SETTLE_WAIT, lost, err);
     bool whole = s->final && !hurries(s);
-    if (!rc && whole) {
-        rc = mt_session_check_frozen(p->session, err);
-        *lost |= rc != 0;
-    }
-    if (!rc) {
-        rc = mt_cluster_compare_weights(p->session->setup->cluster, p->session, whole, err);
-        *lost |= rc != 0;
-    }
+    if (!rc && whole)
+        rc = found(mt_session_check_frozen(p->session, err), lost);
+    rc = rc ?: found(mt_cluster_compare_weights(p->session->setup->cluster, p->session, whole, err), lost);
     st->updates = mt_engine_updates(p->session->engine, p->learner);
     bool named = full && mt_setup_names_base(p->session->setup, p->learner);
     if (!rc && named) {
@@ -387,19 +372,16 @@ int mt_saves_periodic(struct mt_saves *s, bool asked, struct mt_err *err)
     s->asked = asked;
     int rc = save(s, config(s)->checkpoint.save == MT_SAVE_FULL, &lost, &why);
     s->asked = false;
-    if (rc && lost) {
-        if (err)
-            *err = why;
-        return rc;
-    }
-    if (rc) {
+    if (rc && lost && err)
+        *err = why;
+    if (rc && !lost) {
         s->clock->wait_ns = MT_MIN(MT_MAX(FIRST_WAIT_S * SECOND_NS, 2 * s->clock->wait_ns), LONGEST_WAIT_S * SECOND_NS);
         s->clock->saved_ns = mt_now_ns();
         s->clock->retry_ns = s->clock->saved_ns + s->clock->wait_ns;
         mt_warn("checkpoint of step %llu not saved: %s; the run goes on, the next try is in %d s",
                 (unsigned long long)s->p->state->step, why.msg, (int)(s->clock->wait_ns / SECOND_NS));
     }
-    return 0;
+    return lost ? rc : 0;
 }
 
 int mt_saves_end_block(struct mt_saves *s, struct mt_err *err)

@@ -23,11 +23,14 @@ struct mt_second_look {
     struct mt_err err;
 };
 
-static void destroy(mt_second_look *s)
+/* Accepts NULL. */
+static void destroy(mt_second_look **s)
 {
-    free(s->dir);
-    free(s->sum);
-    free(s);
+    if (*s) {
+        free((*s)->dir);
+        free((*s)->sum);
+    }
+    free(*s);
 }
 
 static void *look(void *second_look)
@@ -46,21 +49,18 @@ static void *look(void *second_look)
 int mt_second_look_start(mt_second_look **out, const struct mt_layout *l, const char *dir, const uint64_t *sum,
                          int64_t began_ns, struct mt_err *err)
 {
-    mt_second_look *s = mt_calloc(1, sizeof(*s));
-    if (s)
-        *s = (mt_second_look){.layout = l, .dir = strdup(dir), .sum = mt_calloc(l->n_tensors, sizeof(*sum)),
-                              .began_ns = began_ns};
-    if (!s || !s->dir || !s->sum) {
-        if (s)
-            destroy(s);
-        return mt_fail_nomem(err, "sums of the model's weights", l->n_tensors * sizeof(*sum));
-    }
-    memcpy(s->sum, sum, l->n_tensors * sizeof(*sum));
-    int rc = mt_thread_start(&s->thread, "mt-second-look", look, s, err);
+    MT_CLOSED_BY(destroy) mt_second_look *s = NULL;
+    int rc = MT_NEW(&s, 1, "sums of the model's weights", err)
+          ?: MT_NEW(&s->sum, l->n_tensors, "sums of the model's weights", err);
     if (rc)
-        destroy(s);
-    else
-        *out = s;
+        return rc;
+    s->layout = l;
+    s->began_ns = began_ns;
+    memcpy(s->sum, sum, l->n_tensors * sizeof(*sum));
+    s->dir = strdup(dir);
+    rc = s->dir ? mt_thread_start(&s->thread, "mt-second-look", look, s, err) : mt_fail_nomem(err, dir, strlen(dir));
+    if (!rc)
+        *out = MT_GIVE(s);
     return rc;
 }
 
@@ -71,16 +71,13 @@ bool mt_second_look_over(const mt_second_look *s)
 
 int mt_second_look_end(mt_second_look **second_look, struct mt_err *err)
 {
-    mt_second_look *s = *second_look;
+    MT_CLOSED_BY(destroy) mt_second_look *s = MT_GIVE(*second_look);
     if (!s)
         return 0;
-    *second_look = NULL;
     pthread_join(s->thread, NULL);
-    int rc = s->rc;
-    if (rc && err)
+    if (s->rc && err)
         *err = s->err;
-    destroy(s);
-    return rc;
+    return s->rc;
 }
 
 void mt_second_look_drop(mt_second_look **s)

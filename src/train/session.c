@@ -77,11 +77,9 @@ int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct 
                                    io.faulty ? &io.fault : NULL, err);
     p.disk = e.disk = s->disk;
     p.files = e.files = s->files;
-    s->base_sum = mt_calloc(setup->choice.layout->n_tensors, sizeof(*s->base_sum));
-    s->own_sum = mt_calloc(setup->choice.layout->n_tensors, sizeof(*s->own_sum));
-    if (!rc && (!s->base_sum || !s->own_sum))
-        rc = mt_fail_nomem(err, "sums of the base", setup->choice.layout->n_tensors * sizeof(*s->base_sum));
-    rc = rc ?: mt_plane_set_create(&s->planes, &p, err);
+    rc = rc ?: MT_NEW(&s->base_sum, setup->choice.layout->n_tensors, "sums of the base", err)
+            ?: MT_NEW(&s->own_sum, setup->choice.layout->n_tensors, "sums of the base", err)
+            ?: mt_plane_set_create(&s->planes, &p, err);
     free(p.elems);
     e.planes = s->planes;
     return rc ?: mt_engine_create(&s->engine, &e, err);

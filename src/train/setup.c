@@ -45,7 +45,7 @@ static int open_devices(struct mt_setup *s, const struct mt_plan_limits *limits,
     const struct mt_config *c = s->in->cfg;
     const struct mt_placement *p = &s->request.placement;
     uint64_t budget = p->device_budget.bytes;
-    struct mt_str products = {0}; /* one table for all devices */
+    MT_STR_FREED struct mt_str products = {0}; /* one table for all devices */
     int n = 0, rc = mt_hw_memory(&hw, "", err);
     rc = rc ?: mt_hw_cores(&s->cpus, &n, err);
     if (rc)
@@ -78,7 +78,6 @@ static int open_devices(struct mt_setup *s, const struct mt_plan_limits *limits,
         if (!rc && !mt_device_adopt_products(s->other_dev[i - 1], products.p ? products.p : ""))
             rc = mt_fail_nomem(err, "the choices of algorithms", products.len);
     }
-    mt_str_finish(&products);
     return rc || !warm ? rc : mt_hw_resident(&s->request.resident, err);
 }
 
@@ -154,14 +153,12 @@ int mt_setup_findings(const struct mt_setup *s, struct mt_str *out)
 {
     for (int pass = 0; pass < 2; pass++) /* the others' to the first, and then all to each */
         for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev) && s->other_dev[i]; i++) {
-            struct mt_str text = {0};
+            MT_STR_FREED struct mt_str text = {0};
             mt_device_findings(pass ? s->dev : s->other_dev[i], &text);
-            if (text.p && !text.failed)
-                mt_device_adopt_findings(pass ? s->other_dev[i] : s->dev, text.p);
-            bool failed = text.failed;
-            mt_str_finish(&text);
-            if (failed)
+            if (text.failed)
                 return -ENOMEM;
+            if (text.p)
+                mt_device_adopt_findings(pass ? s->other_dev[i] : s->dev, text.p);
         }
     mt_device_findings(s->dev, out);
     return out->failed ? -ENOMEM : 0;
@@ -255,7 +252,7 @@ static int request_hosts(struct mt_setup *s, struct mt_err *err)
     return net ? mt_plan_on_hosts(&s->request, s->in->cfg, mt_net_rank(net), err) : 0;
 }
 
-static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum mt_inputs_use use,
+int mt_setup_open_all(struct mt_setup *s, struct mt_inputs *in, size_t n, enum mt_inputs_use use,
                       struct mt_cluster *cluster, struct mt_err *err)
 {
     struct mt_plan_limits limits;
@@ -281,17 +278,7 @@ static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum m
 
 int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use use, struct mt_err *err)
 {
-    return open_setup(s, in, 1, use, NULL, err);
-}
-
-int mt_setup_open_on_hosts(struct mt_setup *s, struct mt_inputs *in, struct mt_cluster *cluster, struct mt_err *err)
-{
-    return open_setup(s, in, 1, MT_RUN_TRAIN, cluster, err);
-}
-
-int mt_setup_open_shared(struct mt_setup *s, struct mt_inputs *in, size_t n, struct mt_err *err)
-{
-    return open_setup(s, in, n, MT_RUN_TRAIN, NULL, err);
+    return mt_setup_open_all(s, in, 1, use, NULL, err);
 }
 
 /* The request with every value fixed as it is run. */
@@ -307,12 +294,9 @@ static int request_as_run(const struct mt_setup *s, struct mt_plan_request *r, s
 
 int mt_setup_predict(const struct mt_setup *s, struct mt_sim_graph *graph, struct mt_err *err)
 {
-    struct mt_plan_choice c;
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     struct mt_plan_request r;
-    int rc = request_as_run(s, &r, err) ?: mt_plan_evaluate(&c, &r, graph, err);
-    if (!rc)
-        mt_plan_choice_finish(&c);
-    return rc;
+    return request_as_run(s, &r, err) ?: mt_plan_evaluate(&c, &r, graph, err);
 }
 
 int mt_setup_operations(const struct mt_setup *s, struct mt_metered **ops, size_t *n, struct mt_err *err)

@@ -31,10 +31,10 @@ struct mt_setup {
  * configuration. The caller finishes *s, also after a failure, before `in`. err->kind says whose fault it is.
  */
 int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use use, struct mt_err *err);
-/** The same to train n learners on one base: in: [n]. -EINVAL: names what two of them differ in, but share. */
-int mt_setup_open_shared(struct mt_setup *s, struct mt_inputs *in, size_t n, struct mt_err *err);
-/** The same to train on several hosts; cluster: NULL for one. -EINVAL: names what only one host can do. */
-int mt_setup_open_on_hosts(struct mt_setup *s, struct mt_inputs *in, struct mt_cluster *cluster, struct mt_err *err);
+/** The same for n learners on one base, in: [n], or for one on several hosts (cluster; NULL: one). -EINVAL: names what
+ * two learners differ in, but share, or what only one host can do. */
+int mt_setup_open_all(struct mt_setup *s, struct mt_inputs *in, size_t n, enum mt_inputs_use use,
+                      struct mt_cluster *cluster, struct mt_err *err);
 /** What the devices have found out (device/device.h), as one: each then acts on all of it. -ENOMEM.
  * Between steps. */
 int mt_setup_findings(const struct mt_setup *s, struct mt_str *out);

@@ -103,16 +103,14 @@ int mt_shared_request(struct mt_setup *s, struct mt_err *err)
     size_t n = s->n_learners;
     if (n == 1)
         return 0;
-    struct mt_lay_out *o = mt_calloc(n, sizeof(*o));
-    s->learner = mt_calloc(n, sizeof(*s->learner));
-    int rc = o && s->learner ? 0 : mt_fail_nomem(err, "the learners", n * sizeof(*s->learner));
+    MT_FREED struct mt_lay_out *o = NULL;
+    int rc = MT_NEW(&o, n, "the learners", err) ?: MT_NEW(&s->learner, n, "the learners", err);
     for (size_t i = 0; i < n && !rc; i++) {
         const struct mt_inputs *in = &s->in[i];
         o[i] = (struct mt_lay_out){in->cfg, &s->in->hf, s->in->model_dir, &in->resumed};
         s->learner[i] = in->numerics;
     }
     rc = rc ?: mt_plan_lay_out_shared(&s->shared[0], &s->shared[1], o, n, err);
-    free(o);
     if (rc)
         return rc;
     struct mt_plan_request *r = &s->request;

@@ -108,24 +108,23 @@ static void write_start(struct mt_tensorboard *t, uint64_t step)
 int mt_tensorboard_open(struct mt_tensorboard **out, const char *dir, uint64_t step,
                         struct mt_err *err)
 {
-    struct mt_tensorboard *t = mt_calloc(1, sizeof(*t));
+    MT_CLOSED_BY(mt_tensorboard_close) struct mt_tensorboard *t = NULL;
     char host[128] = "host", path[4096];
-    if (!t)
-        return mt_fail_nomem(err, "TensorBoard events", sizeof(*t));
+    int rc = MT_NEW(&t, 1, "TensorBoard events", err);
+    if (rc)
+        return rc;
     gethostname(host, sizeof(host) - 1);
     make_crc_table(t->crc_table);
     t->file.fd = -1;
     snprintf(path, sizeof(path), "%.3800s/tensorboard", dir);
-    int rc = mt_mkdir_p(path, err);
+    rc = mt_mkdir_p(path, err);
     snprintf(path, sizeof(path), "%.3800s/tensorboard/events.out.tfevents.%010lld.%s.%ld.0", dir,
              (long long)time(NULL), host, (long)getpid());
     rc = rc ?: mt_append_open(&t->file, path, false, err);
-    if (rc) {
-        mt_tensorboard_close(&t);
+    if (rc)
         return rc;
-    }
     write_start(t, step);
-    *out = t;
+    *out = MT_GIVE(t);
     return 0;
 }
 

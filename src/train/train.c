@@ -438,11 +438,10 @@ static int open_loop(struct mt_loop *l, const struct mt_train_params *p, struct 
 
 static int open_run(struct run *r, const struct mt_train_params *p, size_t n, struct mt_err *err)
 {
-    r->loop = mt_calloc(n, sizeof(*r->loop));
-    r->of = mt_calloc(n, sizeof(*r->of));
-    r->result = mt_calloc(n, sizeof(*r->result));
-    int rc = r->loop && r->of && r->result ? 0 : mt_fail_nomem(err, "the run", n * sizeof(*r->loop));
-    for (; r->loop && r->n < n && !rc; r->n++)
+    int rc = MT_NEW(&r->loop, n, "the run", err)
+          ?: MT_NEW(&r->of, n, "the run", err)
+          ?: MT_NEW(&r->result, n, "the run", err);
+    for (; r->n < n && !rc; r->n++)
         rc = open_loop(&r->loop[r->n], &p[r->n], err);
     return rc;
 }

@@ -109,10 +109,9 @@ static void end_early(struct mt_watch *w)
 {
     const struct mt_train_control *c = w->control;
     int why = 0;
-    for (size_t i = 0; i < c->n; i++) {
+    for (size_t i = 0; i < c->n; i++)
         if (!(why = atomic_load(&c->asked[i].stop)))
             return;
-    }
     if (!atomic_load(&c->begun))
         w->events.early(w->events.ctx, why);
 }
@@ -171,9 +170,10 @@ int mt_watch_start(mt_watch **out, struct mt_train_control *control, const struc
                    const struct mt_watch_events *events, struct mt_err *err)
 {
     pthread_condattr_t attr;
-    mt_watch *w = mt_calloc(1, sizeof(*w));
-    if (!w)
-        return mt_fail_nomem(err, "the watch", sizeof(*w));
+    mt_watch *w;
+    int rc = MT_NEW(&w, 1, "the watch", err);
+    if (rc)
+        return rc;
     *w = (mt_watch){.control = control, .events = *events, .start_ns = start_ns,
                     .of = mt_calloc(control->n, sizeof(*w->of))};
     pthread_mutex_init(&w->lock, NULL);
@@ -181,7 +181,7 @@ int mt_watch_start(mt_watch **out, struct mt_train_control *control, const struc
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&w->changed, &attr);
     pthread_condattr_destroy(&attr);
-    int rc = w->of ? 0 : mt_fail_nomem(err, "the watch", control->n * sizeof(*w->of));
+    rc = w->of ? 0 : mt_fail_nomem(err, "the watch", control->n * sizeof(*w->of));
     for (size_t i = 0; i < control->n && !rc; i++) {
         w->of[i] = (struct folder){.fd = -1, .limit = of[i].limit};
         open_folder(&w->of[i], of[i].dir);
