@@ -54,35 +54,29 @@ static void be_child(const struct bench_child *c, pid_t parent)
  * not skipped: a run that fails skips the last. */
 static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struct mt_err *err)
 {
-    enum { SECONDS, TOK_S, FWD, BWD, WAIT, ADAM, H2D, D2H, LOSS, N_FIELDS };
-    static const char *const keys[N_FIELDS] = {"t_step", "tok_s", "t_fwd", "t_bwd", "t_wait_h2d", "t_opt",
-                                               "h2d_bytes", "d2h_bytes", "loss"};
+    const struct {
+        const char *key;
+        double *median;
+    } fields[] = {{"t_step", &r->seconds}, {"tok_s", &r->tok_s}, {"t_fwd", &r->t_fwd},
+                  {"t_bwd", &r->t_bwd}, {"t_wait_h2d", &r->t_wait}, {"t_opt", &r->t_adam},
+                  {"h2d_bytes", &r->h2d_bytes}, {"d2h_bytes", &r->d2h_bytes}, {"loss", &r->loss}};
     size_t n = 0;
-    double *v[N_FIELDS] = {NULL};
+    MT_FREED double *v = NULL;
     MT_JSON_FREED cJSON *lines = NULL;
     const cJSON *o;
     const char *path = MT_PATH("%s/metrics.jsonl", dir);
     int rc = mt_json_read_lines(&lines, path, err);
-    size_t most = rc ? 0 : (size_t)cJSON_GetArraySize(lines);
-    for (int k = 0; k < N_FIELDS && !rc; k++)
-        if (!(v[k] = mt_calloc(most + 1, sizeof(double))))
-            rc = mt_fail_nomem(err, path, most);
-    cJSON_ArrayForEach(o, lines)
-        if (!rc && mt_json_get(o, "t_step") && skip-- <= 0) {
-            for (int k = 0; k < N_FIELDS; k++)
-                v[k][n] = mt_json_number(o, keys[k], 0);
-            n++;
-        }
-    if (!rc && !n)
-        rc = mt_fail(err, MT_ERR_RUNTIME, -ENODATA, "%s: no step was measured", path);
-    double *field[N_FIELDS] = {&r->seconds, &r->tok_s, &r->t_fwd, &r->t_bwd, &r->t_wait, &r->t_adam,
-                               &r->h2d_bytes, &r->d2h_bytes, &r->loss};
-    for (int k = 0; k < N_FIELDS; k++) {
-        if (!rc)
-            *field[k] = k == LOSS ? mt_stats_of(v[k], n).mean : mt_stats_of(v[k], n).median;
-        free(v[k]);
+    rc = rc ?: MT_NEW(&v, (size_t)cJSON_GetArraySize(lines), path, err);
+    for (size_t k = 0; k < MT_ARRAY_LEN(fields) && !rc; k++) {
+        int left_out = skip;
+        n = 0;
+        cJSON_ArrayForEach(o, lines)
+            if (mt_json_get(o, "t_step") && left_out-- <= 0)
+                v[n++] = mt_json_number(o, fields[k].key, 0);
+        if (n)
+            *fields[k].median = fields[k].median == &r->loss ? mt_stats_of(v, n).mean : mt_stats_of(v, n).median;
     }
-    return rc;
+    return rc || n ? rc : mt_fail(err, MT_ERR_RUNTIME, -ENODATA, "%s: no step was measured", path);
 }
 
 /* Whether a run has come to this step. */
@@ -100,12 +94,10 @@ static bool has_step(const char *dir, int step)
 
 static void read_run_json(struct mt_sweep_run *r, const char *dir)
 {
-    cJSON *o;
-    if (mt_json_read_file(&o, MT_PATH("%s/run.json", dir), MT_ERR_RUNTIME, NULL))
-        return;
+    MT_JSON_FREED cJSON *o = NULL;
+    mt_json_read_file(&o, MT_PATH("%s/run.json", dir), MT_ERR_RUNTIME, NULL);
     r->device_bytes = mt_json_number(o, "device_bytes", 0);
     r->planned_bytes = mt_json_number(o, "host_bytes", 0) + r->device_bytes;
-    cJSON_Delete(o);
 }
 
 static void set_status(struct mt_sweep_run *r, int status)

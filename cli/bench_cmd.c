@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
+#include "base/units.h"
 #include "bench.h"
 #include "checkpoint/output.h"
 
@@ -17,10 +18,10 @@
 static int export(const struct bench *b, const char *option, const char *name, const struct mt_str *text,
                   struct mt_err *err)
 {
-    const char *also = cli_arg(b->args, option);
-    const char *path = MT_PATH("%s/%s", b->dir, name);
-    int rc = text->failed ? mt_fail_nomem(err, path, text->len)
-                          : mt_write_file(path, text->p ? text->p : "", text->len, err);
+    const char *also = cli_arg(b->args, option), *path = MT_PATH("%s/%s", b->dir, name);
+    if (text->failed)
+        return mt_fail_nomem(err, path, text->len);
+    int rc = mt_write_file(path, text->p ? text->p : "", text->len, err);
     return rc || !also ? rc : mt_write_file(also, text->p ? text->p : "", text->len, err);
 }
 
@@ -40,14 +41,14 @@ static int write_tables(const struct bench *b, struct mt_err *err)
 /* Whether a job failed. That it does not fit is a result. */
 static bool failed(const struct mt_sweep_row *r)
 {
-    return strcmp(r->status, "ok") && strcmp(r->status, "does not fit") && strcmp(r->status, "predicted");
+    return mt_choice_find("ok|does not fit|predicted", r->status) < 0;
 }
 
 /* Prints the last line of a failed job's log. */
 static void print_reason(const struct bench *b, const struct mt_sweep_row *r)
 {
-    char path[3300], line[1024], last[1024] = "";
-    snprintf(path, sizeof(path), "%.3000s/%s.0.log", b->dir, r->job->hash);
+    char line[1024], last[1024] = "";
+    const char *path = MT_PATH("%.3000s/%s.0.log", b->dir, r->job->hash);
     MT_STREAM_CLOSED FILE *f = fopen(path, "re");
     while (f && fgets(line, sizeof(line), f))
         if (*line != '\n')
@@ -84,17 +85,10 @@ static void print_live(const struct bench *b, const struct mt_sweep_row *r, size
 /* sweep.csv and the like, or a file of a job: its 16 hexadecimal digits and one of our extensions. */
 static bool is_own_file(const char *name)
 {
-    static const char *const whole[] = {"sweep.csv", "sweep.json", "sweep.md"};
-    static const char *const endings[] = {".ini", ".log", ".json", ".machine", ".rates"};
-    for (size_t i = 0; i < MT_ARRAY_LEN(whole); i++)
-        if (!strcmp(name, whole[i]))
-            return true;
     const char *dot = strrchr(name, '.');
-    bool ours = dot && strspn(name, "0123456789abcdef") == 16 && name[16] == '.';
-    for (size_t i = 0; i < MT_ARRAY_LEN(endings); i++)
-        if (ours && !strcmp(dot, endings[i]))
-            return true;
-    return false;
+    bool ours = strspn(name, "0123456789abcdef") == 16 && name[16] == '.';
+    return mt_choice_find("sweep.csv|sweep.json|sweep.md", name) >= 0 ||
+           (ours && mt_choice_find(".ini|.log|.json|.machine|.rates", dot) >= 0);
 }
 
 /* The folder of a run: "<hash>.<number>" in runs/. */
@@ -124,13 +118,9 @@ static int remove_results(const char *dir, struct mt_err *err)
 
 static int open_folder(struct bench *b, const char *sweep_path, struct mt_err *err)
 {
-    const char *out = cli_arg(b->args, "out");
-    size_t len = strlen(sweep_path);
-    bool ini = len > 4 && !strcmp(sweep_path + len - 4, ".ini");
-    if (out)
-        snprintf(b->dir, sizeof(b->dir), "%s", out);
-    else
-        snprintf(b->dir, sizeof(b->dir), "%.*s.bench", (int)(ini ? len - 4 : len), sweep_path);
+    const char *out = cli_arg(b->args, "out"), *name = out ? out : sweep_path;
+    size_t len = strlen(name) - (!out && mt_ends_with(sweep_path, ".ini") ? strlen(".ini") : 0);
+    snprintf(b->dir, sizeof(b->dir), "%.*s%s", (int)len, name, out ? "" : ".bench");
     int rc = 0;
     if (mt_is_dir(b->dir) && cli_arg(b->args, "force"))
         rc = remove_results(b->dir, err);
@@ -153,12 +143,11 @@ static size_t n_chosen(const struct bench *b)
 
 static int run_sweep(struct bench *b, struct mt_err *err)
 {
-    MT_FREED struct mt_sweep_run *runs = mt_calloc(BENCH_MAX_RUNS, sizeof(*runs));
+    MT_FREED struct mt_sweep_run *runs = NULL;
     size_t all = n_chosen(b);
-    int rc = bench_find_groups(b, err);
-    b->rows = mt_calloc(b->sweep.n_jobs + 1, sizeof(*b->rows));
-    if (!rc && (!b->rows || !runs))
-        rc = mt_fail_nomem(err, "a sweep", b->sweep.n_jobs * sizeof(*b->rows));
+    int rc = bench_find_groups(b, err)
+          ?: MT_NEW(&runs, BENCH_MAX_RUNS, "a sweep", err)
+          ?: MT_NEW(&b->rows, b->sweep.n_jobs, "a sweep", err);
     for (size_t i = 0; i < b->sweep.n_jobs && !rc && !b->interrupted; i++) {
         const struct mt_sweep_job *j = &b->sweep.jobs[i];
         struct mt_sweep_prediction p;

@@ -17,23 +17,11 @@
 #include "sweep/sweep.h"
 #include "train/shared.h"
 
-/** A job's configuration, as far as it decides which jobs may share a base; finish with bench_share_finish(). */
+/** A job's configuration, as far as it decides which jobs may share a base. */
 struct bench_share {
-    struct mt_config *cfg;       /* NULL: it cannot be read, which its own run will say */
+    struct mt_config *cfg;       /* owned; NULL: it cannot be read, which its own run will say */
     struct mt_numerics numerics;
 };
-
-static void bench_share_finish(struct bench_share *s)
-{
-    mt_config_destroy(&s->cfg);
-}
-
-static void bench_share_open(struct bench_share *s, const char *ini, const struct cli_args *args)
-{
-    *s = (struct bench_share){NULL};
-    if (cli_load_file(&s->cfg, ini, args, NULL) || mt_resolve_numerics(&s->numerics, s->cfg, NULL))
-        bench_share_finish(s);
-}
 
 static bool same_text(const struct mt_config *a, const struct mt_config *b, const struct mt_key *key)
 {
@@ -112,9 +100,8 @@ int bench_find_groups(struct bench *b, struct mt_err *err)
     size_t n = b->sweep.n_jobs;
     char ini[3200];
     bool measured = cli_arg(b->args, "measure");
-    MT_FREED struct bench_share *s = mt_calloc(n, sizeof(*s));
-    b->group = mt_calloc(n, sizeof(*b->group));
-    int rc = s && b->group ? 0 : mt_fail_nomem(err, "a sweep", n * sizeof(*s));
+    MT_FREED struct bench_share *s = NULL;
+    int rc = MT_NEW(&s, n, "a sweep", err) ?: MT_NEW(&b->group, n, "a sweep", err);
     for (size_t i = 0; i < n && !rc; i++)
         b->group[i] = i;
     if (!rc && measured && b->sweep.share_base == MT_SHARE_ON)
@@ -124,12 +111,13 @@ int bench_find_groups(struct bench *b, struct mt_err *err)
         if (!bench_chosen(b, &b->sweep.jobs[i]))
             continue;
         rc = bench_write_job(b, &b->sweep.jobs[i], ini, sizeof(ini), err);
-        if (!rc)
-            bench_share_open(&s[i], ini, b->args);
+        if (!rc && (cli_load_file(&s[i].cfg, ini, b->args, NULL)
+                 ?: mt_resolve_numerics(&s[i].numerics, s[i].cfg, NULL)))
+            mt_config_destroy(&s[i].cfg);
         rc = rc ?: find_group(b, s, i, err);
     }
     for (size_t i = 0; s && i < n; i++)
-        bench_share_finish(&s[i]);
+        mt_config_destroy(&s[i].cfg);
     return rc;
 }
 
@@ -137,10 +125,9 @@ int bench_find_groups(struct bench *b, struct mt_err *err)
 static int run_shared(struct bench *b, const size_t *job, size_t n, int k, struct mt_sweep_run *r, bool *refused,
                       struct mt_err *err)
 {
-    MT_FREED char (*ini)[3200] = mt_calloc(n, sizeof(*ini));
-    MT_FREED char (*dir)[3300] = mt_calloc(n, sizeof(*dir));
+    MT_FREED char (*ini)[3200] = NULL, (*dir)[3300] = NULL;
     char log[3300], text[7000];
-    int rc = ini && dir ? 0 : mt_fail_nomem(err, "a sweep", n * sizeof(*ini));
+    int rc = MT_NEW(&ini, n, "a sweep", err) ?: MT_NEW(&dir, n, "a sweep", err);
     for (size_t i = 0; i < n && !rc; i++) {
         const struct mt_sweep_job *j = &b->sweep.jobs[job[i]];
         snprintf(dir[i], sizeof(dir[i]), "%.3000s/runs/%s.%d", b->dir, j->hash, k);
@@ -188,13 +175,12 @@ static bool load_shared(struct mt_sweep_run *r, const struct bench *b, const siz
 int bench_run_group(struct bench *b, size_t first, struct mt_err *err)
 {
     size_t job[MT_SWEEP_SHARED], n = 0;
-    int most = MT_MIN(MT_MAX(b->sweep.max_repeat, b->sweep.repeat), BENCH_MAX_RUNS), rc = 0;
+    int most = MT_MIN(MT_MAX(b->sweep.max_repeat, b->sweep.repeat), BENCH_MAX_RUNS);
     for (size_t i = first; i < b->sweep.n_jobs; i++)
         if (b->group[i] == first && bench_chosen(b, &b->sweep.jobs[i]) && !ran_alone(b, i))
             job[n++] = i;
-    MT_FREED struct mt_sweep_run *r = mt_calloc(n + 1, sizeof(*r)), *of_first = mt_calloc((size_t)most, sizeof(*r));
-    if (!r || !of_first)
-        rc = mt_fail_nomem(err, "a sweep", (n + (size_t)most) * sizeof(*r));
+    MT_FREED struct mt_sweep_run *r = NULL, *of_first = NULL;
+    int rc = MT_NEW(&r, n + 1, "a sweep", err) ?: MT_NEW(&of_first, (size_t)most, "a sweep", err);
     for (int k = 0; k < most && n > 1 && !rc && !b->interrupted; k++) {
         bool refused = false;
         if (k >= b->sweep.repeat && bench_spread(of_first, k) <= b->sweep.spread)

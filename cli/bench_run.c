@@ -15,13 +15,6 @@
 #include "rates.h"
 #include "sweep/sweep.h"
 
-/** Files of measurements taken with a run. */
-struct bench_measured {
-    char machine[3200]; /* a profile taken right before the run */
-    char rates[3200];   /* times of operations between its steps (rates.h) */
-    char metrics[3400]; /* metrics.jsonl of the run */
-};
-
 /* Keeps the placement that was chosen: with other rates the search might choose another. */
 static int seconds_with(double *seconds, const struct plan_view *v, const struct mt_machine *m, struct mt_err *err)
 {
@@ -71,35 +64,49 @@ static int predict_all(struct steps *s, const cJSON *metrics, int skip, struct m
     return rc;
 }
 
+static void finish_steps(struct steps *s)
+{
+    rates_log_finish(&s->log);
+    mt_machine_finish(&s->machine);
+    free(s->predicted);
+    free(s->ratio);
+}
+
+/* Files of measurements taken with a run: a profile taken right before it, and times of operations between its steps
+ * (rates.h). */
+#define PROFILE_OF(b, j, k) MT_PATH("%.3000s/%s.%d.machine", (b)->dir, (j)->hash, k)
+#define RATES_OF(b, j, k) MT_PATH("%.3000s/%s.%d.rates", (b)->dir, (j)->hash, k)
+
+static bool measures(const struct bench *b)
+{
+    return b->predicted && cli_arg(b->args, "measure");
+}
+
 /*
- * Predicts each step of a run after the first `skip`, for the view's choice: with the profile, and the times of the
+ * Predicts each step of a run after the first ones, for the view's choice: with the profile, and the times of the
  * operations right before and after the step. Sets run->predicted and run->ratio; 0 if a measurement is missing.
  */
-static int bench_predict_steps(struct mt_sweep_run *run, const struct plan_view *v, const struct bench_measured *m,
-                               int skip, struct mt_err *err)
+static int predict_run(const struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *run,
+                       struct mt_err *err)
 {
-    struct steps s = {.view = v};
+    MT_CLOSED_BY(finish_steps) struct steps s = {.view = &b->view};
     MT_JSON_FREED cJSON *metrics = NULL;
+    const char *machine = PROFILE_OF(b, j, k), *rates = RATES_OF(b, j, k);
+    const char *steps = MT_PATH("%.3000s/runs/%s.%d/metrics.jsonl", b->dir, j->hash, k);
     run->predicted = run->ratio = 0;
-    if (!mt_path_exists(m->machine) || !mt_path_exists(m->rates) || !mt_path_exists(m->metrics))
+    if (!measures(b) || !mt_path_exists(machine) || !mt_path_exists(rates) || !mt_path_exists(steps))
         return 0;
-    int rc = mt_json_read_lines(&metrics, m->metrics, err);
+    int rc = mt_json_read_lines(&metrics, steps, err);
     size_t most = rc ? 0 : (size_t)cJSON_GetArraySize(metrics);
-    s.predicted = mt_calloc(most + 1, sizeof(double));
-    s.ratio = mt_calloc(most + 1, sizeof(double));
-    if (!rc && (!s.predicted || !s.ratio))
-        rc = mt_fail_nomem(err, "predictions", most * sizeof(double));
-    rc = rc ?: mt_machine_read(&s.machine, m->machine, err)
-            ?: rates_log_read(&s.log, m->rates, err)
-            ?: predict_all(&s, metrics, skip, err);
+    rc = rc ?: MT_NEW(&s.predicted, most, "predictions", err)
+            ?: MT_NEW(&s.ratio, most, "predictions", err)
+            ?: mt_machine_read(&s.machine, machine, err)
+            ?: rates_log_read(&s.log, rates, err)
+            ?: predict_all(&s, metrics, b->sweep.warmup_steps, err);
     if (!rc && s.n) {
         run->predicted = mt_stats_of(s.predicted, s.n).median;
         run->ratio = mt_stats_of(s.ratio, s.n).median;
     }
-    rates_log_finish(&s.log);
-    mt_machine_finish(&s.machine);
-    free(s.predicted);
-    free(s.ratio);
     return rc;
 }
 
@@ -127,12 +134,10 @@ int bench_predict(struct bench *b, const struct mt_sweep_job *j, struct mt_sweep
     struct plan_view *v = &b->view;
     *p = (struct mt_sweep_prediction){.fits = true};
     b->predicted = false;
-    int rc = bench_write_job(b, j, path, sizeof(path), err);
-    if (rc)
-        return rc;
-    rc = plan_view_open(v, path, b->args, err)
-      ?: plan_view_needs_rates(v, err)
-      ?: mt_resolve(&v->choice, &v->request, err);
+    int rc = bench_write_job(b, j, path, sizeof(path), err)
+          ?: plan_view_open(v, path, b->args, err)
+          ?: plan_view_needs_rates(v, err)
+          ?: mt_resolve(&v->choice, &v->request, err);
     if (!rc) {
         take_prediction(p, v);
         b->predicted = true;
@@ -167,27 +172,13 @@ static int run_child(struct bench *b, const struct mt_sweep_job *j, int k, struc
                                                     b->sweep.warmup_steps + b->sweep.steps}, &b->interrupted, err);
 }
 
-static bool measures(const struct bench *b)
-{
-    return b->predicted && cli_arg(b->args, "measure");
-}
-
-static void name_measured(const struct bench *b, struct bench_measured *m, const struct mt_sweep_job *j, int k)
-{
-    snprintf(m->machine, sizeof(m->machine), "%.3000s/%s.%d.machine", b->dir, j->hash, k);
-    snprintf(m->rates, sizeof(m->rates), "%.3000s/%s.%d.rates", b->dir, j->hash, k);
-    snprintf(m->metrics, sizeof(m->metrics), "%.3000s/runs/%s.%d/metrics.jsonl", b->dir, j->hash, k);
-}
-
 /* A run; the machine is measured right before it and between its steps. That takes memory, so the job's own memory is
  * measured by a short run without it, before the first. */
 static int run_measured(struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
                         struct mt_err *err)
 {
-    struct bench_measured m;
     double peak = 0;
     int rc = 0;
-    name_measured(b, &m, j, k);
     if (!k) {
         rc = run_child(b, j, k, r, "3", NULL, err);
         peak = r->peak_bytes;
@@ -195,32 +186,20 @@ static int run_measured(struct bench *b, const struct mt_sweep_job *j, int k, st
             return rc;
     }
     rc = plan_view_measure(&b->view, b->cli, true, err)
-      ?: mt_machine_write(&b->view.machine, m.machine, err)
-      ?: run_child(b, j, k, r, NULL, m.rates, err);
+      ?: mt_machine_write(&b->view.machine, PROFILE_OF(b, j, k), err)
+      ?: run_child(b, j, k, r, NULL, RATES_OF(b, j, k), err);
     r->peak_bytes = peak;
     return rc;
 }
 
-/* Whether a run's status is a result of its job: other exit codes may be temporary, such as a folder in use. */
-static bool is_result(const struct mt_sweep_run *r)
-{
-    return strncmp(r->status, "exit ", 5) != 0;
-}
-
-/* A run; saved when it is complete. */
+/* A run; saved when it is complete, and a result of its job: other exit codes may be temporary, such as a folder in
+ * use. */
 static int run_once(struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
                     struct mt_err *err)
 {
     int rc = measures(b) ? run_measured(b, j, k, r, err) : run_child(b, j, k, r, NULL, NULL, err);
-    return rc || b->interrupted || !is_result(r) ? rc : mt_sweep_run_save(r, b->dir, j->hash, k, err);
-}
-
-static int predict_run(const struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
-                       struct mt_err *err)
-{
-    struct bench_measured m;
-    name_measured(b, &m, j, k);
-    return measures(b) ? bench_predict_steps(r, &b->view, &m, b->sweep.warmup_steps, err) : 0;
+    bool result = !b->interrupted && strncmp(r->status, "exit ", 5);
+    return rc || !result ? rc : mt_sweep_run_save(r, b->dir, j->hash, k, err);
 }
 
 double bench_spread(const struct mt_sweep_run *runs, int n)

@@ -68,29 +68,25 @@ int score_choices_find(struct score_choice **out, const mt_dataset *d, const str
 {
     const struct mt_dataset_stats *s = mt_dataset_stats(d);
     const size_t n = (size_t)s->n_samples;
-    struct score_choice *c = mt_calloc(n + 1, sizeof(*c));
-    MT_FREED uint8_t *mask = mt_calloc((size_t)s->max_len + 1, 1);
+    MT_FREED struct score_choice *c = NULL;
+    MT_FREED uint8_t *mask = NULL;
     const uint32_t *last = NULL, *ids;
     size_t n_last = 0, first = 0;
     const bool by_record = has_records_of_several(d);
-    int rc = c && mask ? 0 : mt_fail_nomem(err, "choices", n * sizeof(*c));
+    int rc = MT_NEW(&c, n, "choices", err) ?: MT_NEW(&mask, (size_t)s->max_len + 1, "choices", err);
     for (size_t i = 0; i < n && !rc; i++) {
         size_t k = prompt_of(d, i, &ids, mask);
         bool same = by_record ? same_record(d, i) : i && k == n_last && !memcmp(ids, last, k * sizeof(*ids));
         if (i && !same) {
             mark(c, j, first, i);
             first = i;
-            c[i].question = c[i - 1].question + 1;
-        } else if (i) {
-            c[i].question = c[i - 1].question;
         }
+        c[i].question = i ? c[i - 1].question + !same : 0;
         last = ids;
         n_last = k;
     }
     if (!rc)
         mark(c, j, first, n);
-    if (rc)
-        free(c);
-    *out = rc ? NULL : c;
+    *out = rc ? NULL : MT_GIVE(c);
     return rc;
 }

@@ -45,15 +45,14 @@ static void finish(struct scratch *k)
 static int init(struct scratch *k, const struct mt_step_data *data, size_t n_top, struct mt_err *err)
 {
     size_t rows = data->cap * data->micro[0].cap_tokens, docs = data->cap * data->micro[0].cap_docs;
-    *k = (struct scratch){.loss = mt_calloc(rows, sizeof(float)), .correct = mt_calloc(rows, sizeof(int32_t)),
-                          .sample = mt_calloc(docs, sizeof(uint32_t)), .length = mt_calloc(docs, sizeof(uint32_t)),
-                          .token = mt_calloc(rows, sizeof(struct score_token)),
-                          .n_top = n_top,
-                          .top = n_top ? mt_calloc(rows * n_top, sizeof(struct mt_top)) : NULL,
-                          .rest = n_top ? mt_calloc(rows, sizeof(float)) : NULL};
-    if (n_top && (!k->top || !k->rest))
-        return mt_fail_nomem(err, "the likeliest tokens", rows * n_top * sizeof(struct mt_top));
-    return k->loss && k->correct && k->sample && k->length && k->token ? 0 : mt_fail_nomem(err, "scores", rows * 16);
+    *k = (struct scratch){.n_top = n_top};
+    int rc = MT_NEW(&k->loss, rows, "scores", err)
+          ?: MT_NEW(&k->correct, rows, "scores", err)
+          ?: MT_NEW(&k->sample, docs, "scores", err)
+          ?: MT_NEW(&k->length, docs, "scores", err)
+          ?: MT_NEW(&k->token, rows, "scores", err);
+    return rc || !n_top ? rc : MT_NEW(&k->top, rows * n_top, "the likeliest tokens", err)
+                            ?: MT_NEW(&k->rest, rows, "the likeliest tokens", err);
 }
 
 /* A file by its place, size and time of change. */
@@ -68,8 +67,7 @@ static uint64_t hash_file(const char *path, uint64_t h)
 
 static int is_of_model(const struct dirent *e)
 {
-    const char *dot = strrchr(e->d_name, '.');
-    return dot && (!strcmp(dot, ".safetensors") || !strcmp(dot, ".json"));
+    return mt_ends_with(e->d_name, ".safetensors") || mt_ends_with(e->d_name, ".json");
 }
 
 /* Its weights, all shards, and configurations. */
@@ -190,9 +188,8 @@ static int run_steps(struct mt_session *s, const struct sinks *to, size_t n_top,
     mt_sampler *sampler = s->setup->in->eval_sampler;
     uint64_t n = mt_sampler_steps_per_epoch(sampler);
     MT_CLOSED_BY(mt_step_data_finish) struct mt_step_data data = {.n = 0};
-    struct scratch k = {0};
-    int rc = mt_step_data_init(&data, sampler, err);
-    rc = rc ?: init(&k, &data, n_top, err);
+    MT_CLOSED_BY(finish) struct scratch k = {0};
+    int rc = mt_step_data_init(&data, sampler, err) ?: init(&k, &data, n_top, err);
     int64_t t0 = mt_now_ns(), said = t0;
     for (uint64_t i = 0; i < n && !rc; i++) {
         rc = mt_sampler_fill(sampler, i, &data, err);
@@ -203,7 +200,6 @@ static int run_steps(struct mt_session *s, const struct sinks *to, size_t n_top,
             mt_info("scored %.0f%% of %zu samples", 100 * (double)(i + 1) / (double)n, j->n_samples);
         }
     }
-    finish(&k);
     return rc;
 }
 
@@ -330,9 +326,9 @@ static int take_data(struct mt_config *cfg, const struct cli_args *args, struct 
 {
     const char *data = cli_arg(args, "data");
     int rc = data ? mt_config_override(cfg, "data.eval", data, "--data", err) : 0;
-    rc = rc ? rc : mt_config_override(cfg, "data.max_samples", "0", "score", err);
-    rc = rc ? rc : mt_config_override(cfg, "eval.sets", "", "score", err);
-    return rc ? rc : mt_config_override(cfg, "eval.max_samples", "1000000000000000", "score", err);
+    return rc ?: mt_config_override(cfg, "data.max_samples", "0", "score", err)
+              ?: mt_config_override(cfg, "eval.sets", "", "score", err)
+              ?: mt_config_override(cfg, "eval.max_samples", "1000000000000000", "score", err);
 }
 
 int cli_cmd_score(struct cli *, const struct cli_args *args, struct mt_err *err)

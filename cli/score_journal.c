@@ -58,31 +58,25 @@ static int take_in(struct score_journal *j, const char *text, size_t len, size_t
         size_t bytes = block_bytes(&h);
         if (len - *end - sizeof(h) < bytes || XXH3_64bits(p, bytes) != h.sum)
             break;
-        void *copy = mt_calloc(bytes + 1, 1); /* aligned */
-        if (!copy)
-            return mt_fail_nomem(err, "scores", bytes);
+        MT_FREED char *copy = NULL; /* aligned */
+        if ((rc = MT_NEW(&copy, bytes, "scores", err)))
+            return rc;
         memcpy(copy, p, bytes);
-        const uint32_t *sample = copy, *length = sample + h.n_samples;
+        const uint32_t *sample = (const void *)copy, *length = sample + h.n_samples;
         const void *token = length + h.n_samples;
         rc = keep(j, &(struct score_block){h.n_samples, h.n_tokens, sample, length, token}, err);
-        free(copy);
         *end += rc ? 0 : sizeof(h) + bytes;
     }
     return rc == -EINVAL ? 0 : rc;
 }
 
-static int write_out(struct score_journal *j, const void *p, size_t n, struct mt_err *err)
+/* A header and the n bytes that follow it, and syncs. */
+static int write_out(struct score_journal *j, const void *header, size_t size, const void *p, size_t n,
+                     struct mt_err *err)
 {
-    if (fwrite(p, 1, n, j->f) == n)
-        return 0;
-    return mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write scores: %s", strerror(errno));
-}
-
-static int sync_out(struct score_journal *j, struct mt_err *err)
-{
-    if (!fflush(j->f) && !fdatasync(fileno(j->f)))
-        return 0;
-    return mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write scores: %s", strerror(errno));
+    bool ok = fwrite(header, 1, size, j->f) == size && fwrite(p, 1, n, j->f) == n && !fflush(j->f) &&
+              !fdatasync(fileno(j->f));
+    return ok ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write scores: %s", strerror(errno));
 }
 
 int score_journal_open(struct score_journal *j, const char *path, uint64_t key, size_t n_samples, struct mt_err *err)
@@ -107,8 +101,7 @@ int score_journal_open(struct score_journal *j, const char *path, uint64_t key, 
     j->f = fopen(path, end ? "r+be" : "wbe");
     if (!j->f || (end && (ftruncate(fileno(j->f), (off_t)end) || fseek(j->f, 0, SEEK_END))))
         return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", path, strerror(errno));
-    rc = end ? 0 : write_out(j, &h, sizeof(h), err);
-    return rc ?: sync_out(j, err);
+    return write_out(j, &h, end ? 0 : sizeof(h), "", 0, err);
 }
 
 int score_journal_add(struct score_journal *j, const struct score_block *b, struct mt_err *err)
@@ -122,10 +115,7 @@ int score_journal_add(struct score_journal *j, const struct score_block *b, stru
     memcpy(p + list, b->length, list);
     memcpy(p + 2 * list, b->token, b->n_tokens * sizeof(*b->token));
     h.sum = XXH3_64bits(p, bytes);
-    return keep(j, b, err)
-        ?: write_out(j, &h, sizeof(h), err)
-        ?: write_out(j, p, bytes, err)
-        ?: sync_out(j, err);
+    return keep(j, b, err) ?: write_out(j, &h, sizeof(h), p, bytes, err);
 }
 
 void score_journal_close(struct score_journal *j)

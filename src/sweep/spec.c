@@ -293,7 +293,7 @@ static int spread_out(struct spec *p, const struct variant *v, struct mt_err *er
 
 int mt_sweep_read(struct mt_sweep *out, const char *path, struct mt_err *err)
 {
-    MT_CLOSED_BY(mt_sweep_finish) struct mt_sweep s = {.warmup_steps = 2, .steps = 5, .repeat = 1, .max_repeat = 0, .spread = 0.03};
+    MT_CLOSED_BY(mt_sweep_finish) struct mt_sweep s = {.warmup_steps = 2, .steps = 5, .repeat = 1, .spread = 0.03};
     struct spec p = {.s = &s};
     int rc = list_variants(&p, path, err) ?: mt_ini_parse_file(path, on_key, &p, err);
     if (!s.max_repeat)
