@@ -14,9 +14,8 @@ enum { FIRST_MARGIN = 8, MOST_MARGIN = 45 };
 int mt_drawing_init(struct mt_drawing *d, const struct mt_generation *g, size_t vocab, struct mt_err *err)
 {
     *d = (struct mt_drawing){.g = g, .vocab = vocab, .of = g->drawn_of ? MT_MIN(g->drawn_of, vocab) : vocab};
-    d->candidate = mt_calloc(d->of, sizeof(*d->candidate));
-    d->weight = mt_calloc(d->of, sizeof(*d->weight)); /* or sums of blocks, which are fewer */
-    return d->candidate && d->weight ? 0 : mt_fail_nomem(err, "drawing tokens", vocab * sizeof(*d->candidate));
+    /* weights: or sums of blocks, which are fewer */
+    return MT_NEW(&d->candidate, d->of, "drawing tokens", err) ?: MT_NEW(&d->weight, d->of, "drawing tokens", err);
 }
 
 void mt_drawing_finish(struct mt_drawing *d)

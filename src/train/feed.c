@@ -97,30 +97,27 @@ static int start(struct mt_feed *f, int in, int out, const char *command, struct
 
 int mt_feed_open(struct mt_feed **out, const char *command, struct mt_err *err)
 {
-    int in[2], said[2] = {-1, -1};
-    struct mt_feed *f = mt_calloc(1, sizeof(*f));
-    if (!f)
-        return mt_fail_nomem(err, "log.exec", sizeof(*f));
-    if (pipe2(in, O_CLOEXEC)) {
-        free(f);
-        return mt_fail(err, MT_ERR_RUNTIME, -errno, "log.exec: %s", strerror(errno));
-    }
-    int rc = pipe2(said, O_CLOEXEC) ? mt_fail(err, MT_ERR_RUNTIME, -errno, "log.exec: %s", strerror(errno)) : 0;
-    fcntl(in[1], F_SETPIPE_SZ, ROOM);
-    fcntl(in[1], F_SETFL, O_NONBLOCK);
-    f->fd = in[1];
-    f->said = said[0];
-    rc = rc ?: start(f, in[0], said[1], command, err);
-    close(in[0]);
-    mt_close_fd(&said[1]);
+    int in[2] = {-1, -1}, said[2] = {-1, -1};
+    MT_FREED struct mt_feed *f = NULL;
+    int rc = MT_NEW(&f, 1, "log.exec", err);
+    if (!rc && (pipe2(in, O_CLOEXEC) || pipe2(said, O_CLOEXEC)))
+        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "log.exec: %s", strerror(errno));
     if (!rc) {
-        *out = f;
-        return 0;
+        fcntl(in[1], F_SETPIPE_SZ, ROOM);
+        fcntl(in[1], F_SETFL, O_NONBLOCK);
+        f->fd = in[1];
+        f->said = said[0];
+        rc = start(f, in[0], said[1], command, err);
     }
-    close(in[1]);
-    mt_close_fd(&said[0]);
-    free(f);
-    return rc;
+    mt_close_fd(&in[0]);
+    mt_close_fd(&said[1]);
+    if (rc) {
+        mt_close_fd(&in[1]);
+        mt_close_fd(&said[0]);
+        return rc;
+    }
+    *out = MT_GIVE(f);
+    return 0;
 }
 
 /* The bytes that the pipe took. */

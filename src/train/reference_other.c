@@ -177,13 +177,11 @@ static int run_model(const struct mt_inputs *in, struct mt_inputs *ref, const st
 
 static int take_model(const struct mt_inputs *in, const struct mt_train_state *st, double *of, struct mt_err *err)
 {
-    struct mt_config *cfg = NULL;
-    struct mt_inputs ref = {0};
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
+    MT_CLOSED_BY(mt_inputs_finish) struct mt_inputs ref = {0};
     int rc = choose_model(&cfg, in, err) ?: mt_inputs_open_without_data(&ref, cfg, err);
     ref.begins = mt_reference_is_start(in);
     rc = rc ?: check_vocabulary(in, &ref, err) ?: run_model(in, &ref, st, of, err);
-    mt_inputs_finish(&ref);
-    mt_config_destroy(&cfg);
     if (rc && mt_reference_is_start(in))
         mt_fail_prefix(err, rc, "the steps that are left need the reference (preference.reference = start) of answers that the "
                        "checkpoint has nothing of, and it is no more: have model.path and adapter.path as they were, or name a "

@@ -174,14 +174,13 @@ int mt_watch_start(mt_watch **out, struct mt_train_control *control, const struc
     int rc = MT_NEW(&w, 1, "the watch", err);
     if (rc)
         return rc;
-    *w = (mt_watch){.control = control, .events = *events, .start_ns = start_ns,
-                    .of = mt_calloc(control->n, sizeof(*w->of))};
+    *w = (mt_watch){.control = control, .events = *events, .start_ns = start_ns};
     pthread_mutex_init(&w->lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&w->changed, &attr);
     pthread_condattr_destroy(&attr);
-    rc = w->of ? 0 : mt_fail_nomem(err, "the watch", control->n * sizeof(*w->of));
+    rc = MT_NEW(&w->of, control->n, "the watch", err);
     for (size_t i = 0; i < control->n && !rc; i++) {
         w->of[i] = (struct folder){.fd = -1, .limit = of[i].limit};
         open_folder(&w->of[i], of[i].dir);
