@@ -35,6 +35,8 @@ struct cli_option {
     double min, max;  /* bounds of CLI_WHOLE, CLI_REAL and CLI_SIZE (bytes) */
 };
 
+struct mt_inputs;
+
 struct cli_given {
     const struct cli_option *option;
     const char *value; /* NULL: given without a value */
@@ -103,6 +105,17 @@ int cli_eval(struct mt_config *cfg, const struct cli_args *args, double *loss, s
 
 /** `probe disk [DIR]`: the drive under a folder. */
 int cli_probe_disk(const struct cli_args *args, struct mt_err *err);
+/** `probe net`; returns the exit code. */
+int cli_probe_net(const struct cli_args *args);
+/** Shows samples with their trained tokens marked: by colour, brackets, in an HTML file, or as JSON lines. */
+int cli_data_show(const struct cli *cli, const struct cli_args *args, const struct mt_inputs *in, struct mt_err *err);
+
+/**
+ * From here on standard output and standard error, where they are terminals, show what would steer a terminal instead
+ * of sending it (base/visible.h), except for what this program itself sends: two colours, and lines written over. So
+ * text from files cannot, whichever command prints it and how. Files and pipes get every byte as it is. Once, at start.
+ */
+void cli_guard_terminals(void);
 
 #define CLI_COMMANDS(X)                                                                            \
     X(run) X(plan) X(bench) X(report) X(check) X(data) X(eval) X(score) X(generate) X(sample) X(inspect) X(export) \

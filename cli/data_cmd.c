@@ -9,8 +9,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/sort.h"
+#include "cli.h"
 #include "data/dataset.h"
-#include "data_show.h"
 #include "train/inputs.h"
 
 /** What `data stats` tells of answers with a preference. Lengths are trained tokens, without those of the prompt. */

@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "data_show.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,14 +8,15 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "base/visible.h"
+#include "cli.h"
 #include "data/text.h"
+#include "train/inputs.h"
 
 /* The samples to show, and the form. */
 struct show {
     const struct mt_inputs *in;
     uint64_t first, n;
-    struct mt_text_sample *samples;
-    uint8_t **masks;
+    struct mt_text_sample *samples; /* owned, with their `trained` */
     bool colour;
     struct mt_str *html; /* NULL: to the terminal */
     size_t shown;        /* number of headings printed */
@@ -119,8 +118,7 @@ static int show_text(struct show *w, struct mt_err *err)
     const struct mt_inputs *in = w->in;
     struct mt_text_params p = {.bytes = !strcmp(in->cfg->data.tokenizer, "byte"),
                                .model_dir = in->model_dir};
-    bool numbers = !p.bytes && !mt_text_has_tokenizer(in->model_dir);
-    if (numbers) {
+    if (!p.bytes && !mt_text_has_tokenizer(in->model_dir)) {
         show_numbers(w);
         return 0;
     }
@@ -134,21 +132,19 @@ static int take_samples(struct show *w, struct mt_err *err)
         return mt_fail(err, MT_ERR_USAGE, -ERANGE, "--first %llu: there are %llu samples",
                        (unsigned long long)w->first, (unsigned long long)have);
     w->n = MT_MIN(w->n, have - w->first);
-    w->samples = mt_calloc(w->n, sizeof(*w->samples));
-    w->masks = mt_calloc(w->n, sizeof(*w->masks));
-    if (!w->samples || !w->masks)
-        return mt_fail_nomem(err, "samples to show", w->n * sizeof(*w->samples));
-    for (uint64_t k = 0; k < w->n; k++) {
+    int rc = MT_NEW(&w->samples, w->n, "samples to show", err);
+    for (uint64_t k = 0; k < w->n && !rc; k++) {
         struct mt_text_sample *t = &w->samples[k];
+        uint8_t *mask;
         t->n = mt_dataset_sample(w->in->data, w->first + k, &t->ids, NULL);
-        w->masks[k] = mt_calloc(t->n, 1);
-        if (!w->masks[k])
-            return mt_fail_nomem(err, "samples to show", t->n);
-        mt_dataset_sample(w->in->data, w->first + k, NULL, w->masks[k]);
-        w->masks[k][0] = 0; /* the first token has no predecessor */
-        t->trained = w->masks[k];
+        rc = MT_NEW(&mask, t->n, "samples to show", err);
+        if (!rc) {
+            mt_dataset_sample(w->in->data, w->first + k, NULL, mask);
+            mask[0] = 0; /* the first token has no predecessor */
+        }
+        t->trained = mask;
     }
-    return 0;
+    return rc;
 }
 
 int cli_data_show(const struct cli *cli, const struct cli_args *args, const struct mt_inputs *in,
@@ -177,9 +173,8 @@ int cli_data_show(const struct cli *cli, const struct cli_args *args, const stru
     } else if (!rc && !cli_arg(args, "json")) {
         putchar('\n');
     }
-    for (uint64_t k = 0; w.masks && k < w.n; k++)
-        free(w.masks[k]);
-    free(w.masks);
+    for (uint64_t k = 0; w.samples && k < w.n; k++)
+        free((uint8_t *)w.samples[k].trained);
     free(w.samples);
     return rc;
 }

@@ -18,7 +18,6 @@
 #include "device/device.h"
 #include "kinds/kinds.h"
 #include "log_lines.h"
-#include "terminal.h"
 
 static const struct cli_command *find_command(const char *name)
 {

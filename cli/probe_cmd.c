@@ -15,7 +15,6 @@
 #include "machine/measure.h"
 #include "optim/adam_probe.h"
 #include "optim/optimizer.h"
-#include "probe_net.h"
 #include "report.h"
 
 /* Finds the device of --device and --index. */

@@ -4,8 +4,6 @@
  * once; then all hosts together, each to the next, as they are in backward. The others follow the first in the same
  * order of pairs, and send it what they have measured.
  */
-#include "probe_net.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -162,22 +160,22 @@ static int measure(const struct probe *p, cJSON *o, struct mt_network *out, stru
 /* Names of all hosts to the first, which adds what it finds: processes of one machine have no network between them. */
 static int look_at_names(const struct probe *p, cJSON *o, struct mt_err *err)
 {
-    char own[CLI_HOST_NAME] = "", *all = p->rank ? NULL : mt_calloc((size_t)p->size, CLI_HOST_NAME);
+    char own[CLI_HOST_NAME] = "";
+    MT_FREED char (*all)[CLI_HOST_NAME] = NULL;
     gethostname(own, sizeof(own) - 1);
     if (p->rank)
         return mt_net_send(p->net, 0, own, sizeof(own), err);
-    int rc = all ? 0 : mt_fail_nomem(err, "names of hosts", (size_t)p->size * CLI_HOST_NAME);
+    int rc = MT_NEW(&all, (size_t)p->size, "names of hosts", err);
     for (int i = 1; i < p->size && !rc; i++) {
-        rc = mt_net_recv(p->net, i, all + i * CLI_HOST_NAME, CLI_HOST_NAME, err);
-        all[i * CLI_HOST_NAME + CLI_HOST_NAME - 1] = 0;
+        rc = mt_net_recv(p->net, i, all[i], CLI_HOST_NAME, err);
+        all[i][CLI_HOST_NAME - 1] = 0;
     }
     if (!rc) {
         cJSON *findings = cJSON_CreateArray();
-        memcpy(all, own, sizeof(own));
-        cli_find_doubled(findings, all, CLI_HOST_NAME, p->size, "what is measured between them is no network, so start one on each");
+        memcpy(all[0], own, sizeof(own));
+        cli_find_doubled(findings, all[0], CLI_HOST_NAME, p->size, "what is measured between them is no network, so start one on each");
         mt_json_add(o, "findings", findings);
     }
-    free(all);
     return rc;
 }
 
@@ -211,19 +209,16 @@ int cli_probe_net(const struct cli_args *args)
     struct mt_err err = {0};
     struct mt_network found = {0};
     struct probe p = {.net = NULL};
+    MT_FREED char *out = NULL, *in = NULL;
     cJSON *o = cJSON_CreateObject();
     int rc = mt_net_open(&p.net, &err);
     if (!rc && !p.net)
         rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "probe net measures between hosts: start it by a launcher, as in "
                      "mpirun --map-by ppr:1:node --bind-to none megatrain probe net");
-    if (!rc) {
-        p.rank = mt_net_rank(p.net);
-        p.size = mt_net_size(p.net);
-        p.out = mt_calloc(AT_ONCE, BYTES);
-        p.in = mt_calloc(AT_ONCE, BYTES);
-        if (!p.out || !p.in)
-            rc = mt_fail_nomem(&err, "messages", 2 * (size_t)AT_ONCE * BYTES);
-    }
+    rc = rc ?: MT_NEW(&out, (size_t)AT_ONCE * BYTES, "messages", &err)
+            ?: MT_NEW(&in, (size_t)AT_ONCE * BYTES, "messages", &err);
+    if (!rc)
+        p = (struct probe){p.net, out, in, mt_net_rank(p.net), mt_net_size(p.net)};
     rc = rc ?: measure(&p, o, &found, &err) ?: look_at_names(&p, o, &err);
     if (rc && p.net)
         mt_net_tell(p.net, err.msg);
@@ -233,7 +228,5 @@ int cli_probe_net(const struct cli_args *args)
         rc = conclude(o, &found, cli_arg(args, "json") != NULL, &err);
     int code = rc ? cli_fail(&err) : 0;
     mt_net_close(&p.net, true, code);
-    free(p.out);
-    free(p.in);
     return code;
 }

@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "terminal.h"
-
 #include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -10,6 +8,7 @@
 
 #include "base/strbuf.h"
 #include "base/visible.h"
+#include "cli.h"
 
 enum { MOST_HELD = 8, N_OWN = 2 };
 
