@@ -3,6 +3,7 @@
 #include "doctor_hosts.h"
 
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -89,7 +90,7 @@ static int cross(mt_net *net, double *seconds, struct mt_err *err)
     }
     for (int k = 0; k < 2 * n && m && data; k++) {
         int one = k / 2 == own ? 0 : mt_net_wait(net, &m[k], rc ? NULL : err);
-        rc = rc ? rc : one;
+        rc = rc ?: one;
     }
     *seconds = mt_seconds_since(begin);
     if (rc)
@@ -97,44 +98,40 @@ static int cross(mt_net *net, double *seconds, struct mt_err *err)
     return rc;
 }
 
-static void add_finding(cJSON *list, const char *text)
+static void __attribute__((format(printf, 2, 3))) add_finding(cJSON *list, const char *format, ...)
 {
+    char text[400];
+    va_list ap;
+    va_start(ap, format);
+    vsnprintf(text, sizeof(text), format, ap);
+    va_end(ap);
     mt_json_append(list, cJSON_CreateString(text));
 }
 
 void cli_find_doubled(cJSON *list, const char *name, size_t stride, int n, const char *so)
 {
-    char text[400];
     for (int i = 0; i < n; i++) {
         const char *own = name + (size_t)i * stride;
         int k = 0;
         while (strcmp(own, name + (size_t)k * stride))
             k++;
-        snprintf(text, sizeof(text), "hosts %d and %d are one machine, %s: %s (mpirun --map-by ppr:1:node, srun "
-                 "--ntasks-per-node=1)", k, i, own, so);
         if (k < i)
-            add_finding(list, text);
+            add_finding(list, "hosts %d and %d are one machine, %s: %s (mpirun --map-by ppr:1:node, srun "
+                        "--ntasks-per-node=1)", k, i, own, so);
     }
 }
 
 static void find_faults(cJSON *list, const struct host *h, int n)
 {
-    char text[400];
     cli_find_doubled(list, h->name, sizeof(*h), n, "one process drives all GPUs of a machine, so start one on each");
     for (int i = 0; i < n; i++) {
-        if (2 * h[i].may < h[i].there) {
-            snprintf(text, sizeof(text), "host %d " MT_HW_BOUND, i, h[i].may, h[i].there);
-            add_finding(list, text);
-        }
-        if (i && h[i].build != h[0].build) {
-            snprintf(text, sizeof(text), "host %d has another build of the program than host 0: a run needs equal ones", i);
-            add_finding(list, text);
-        }
-        if (i && strcmp(h[i].device, h[0].device)) {
-            snprintf(text, sizeof(text), "host %d has another device (%s) than host 0 (%s): results may differ in bits", i, h[i].device,
-                     h[0].device);
-            add_finding(list, text);
-        }
+        if (2 * h[i].may < h[i].there)
+            add_finding(list, "host %d " MT_HW_BOUND, i, h[i].may, h[i].there);
+        if (i && h[i].build != h[0].build)
+            add_finding(list, "host %d has another build of the program than host 0: a run needs equal ones", i);
+        if (i && strcmp(h[i].device, h[0].device))
+            add_finding(list, "host %d has another device (%s) than host 0 (%s): results may differ in bits", i, h[i].device,
+                        h[0].device);
     }
 }
 
@@ -169,11 +166,10 @@ static void print(const struct host *h, int n, double seconds, bool json)
 int cli_doctor_hosts(mt_net *net, bool json)
 {
     const int n = mt_net_size(net), rank = mt_net_rank(net);
-    MT_FREED struct host *all = mt_calloc((size_t)n, sizeof(*all));
+    MT_FREED struct host *all = NULL;
     struct mt_err err = {0};
     double seconds = 0;
-    int rc = all ? collect(net, all, &err) : mt_fail_nomem(&err, "hosts", (size_t)n * sizeof(*all));
-    rc = rc ?: cross(net, &seconds, &err);
+    int rc = MT_NEW(&all, (size_t)n, "hosts", &err) ?: collect(net, all, &err) ?: cross(net, &seconds, &err);
     if (rc)
         mt_net_tell(net, err.msg);
     else if (rank == 0)

@@ -29,9 +29,7 @@ static int find_base(char **base, const struct cli_args *args, struct mt_err *er
 static int find_overlay(char **base, const char *from, const char *overlay, const char *model, struct mt_err *err)
 {
     MT_FREED char *dir = NULL;
-    char beside[4200], path[4500];
-    mt_path_printf(beside, sizeof(beside), "%s/..", from);
-    mt_path_printf(path, sizeof(path), "%s/%s", beside, overlay);
+    const char *beside = MT_PATH("%s/..", from), *path = MT_PATH("%s/%s", beside, overlay);
     int rc = model ? mt_hf_find_model(&dir, model, err) : 0;
     if (!rc && dir)
         rc = mt_overlay_adopt(from, overlay, beside, dir, base, err);
@@ -39,7 +37,7 @@ static int find_overlay(char **base, const char *from, const char *overlay, cons
         rc = mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT, "%s needs %s beside it, with what adapters were added to before: it is not "
                      "there", from, overlay);
     else if (!rc && !(*base = strdup(path)))
-        rc = mt_fail_nomem(err, path, sizeof(path));
+        rc = mt_fail_nomem(err, path, strlen(path));
     return rc;
 }
 

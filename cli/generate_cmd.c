@@ -3,24 +3,18 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
+#include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "generate.h"
 #include "report.h"
 
-static bool is_folder(const char *path)
-{
-    struct stat st;
-    return !stat(path, &st) && S_ISDIR(st.st_mode);
-}
-
 /* A configuration file, or the folder of a model with --set alone. */
 static int load(struct cli_generation *p, const struct cli_args *args, struct mt_err *err)
 {
     const char *of = args->n_operands ? args->operands[0] : NULL, *model = cli_arg(args, "model");
-    bool folder = !of || is_folder(of);
+    bool folder = !of || mt_is_dir(of);
     if (folder && of && model)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s and --model: give one of them", of);
     if (!of && !model && !cli_arg(args, "adapter"))
@@ -31,17 +25,12 @@ static int load(struct cli_generation *p, const struct cli_args *args, struct mt
     return rc ?: cli_choose_model(p->cfg, folder && of ? of : model, cli_arg(args, "adapter"), err);
 }
 
-static int run(struct cli_generation *p, const struct cli_args *args, struct mt_err *err)
-{
-    const char *path = cli_arg(args, "out");
-    return cli_write_texts(p, path && strcmp(path, "-") ? path : NULL, err);
-}
-
 int cli_cmd_generate(struct cli *, const struct cli_args *args, struct mt_err *err)
 {
     MT_CLOSED_BY(cli_generation_finish) struct cli_generation p = {.n = 0};
     struct mt_memory memory;
     const bool dry = cli_arg(args, "dry-run") != NULL;
+    const char *path = cli_arg(args, "out");
     int rc = cli_generation_options(&p, args, 1, err);
     if (!rc && !p.file)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "give --prompts: JSON lines, or - for standard input");
@@ -56,7 +45,7 @@ int cli_cmd_generate(struct cli *, const struct cli_args *args, struct mt_err *e
     if (!rc && !dry)
         rc = cli_generation_start(&p, err);
     if (!rc && !dry)
-        rc = run(&p, args, err);
+        rc = cli_write_texts(&p, path && strcmp(path, "-") ? path : NULL, err);
     if (!rc)
         cli_say_speed(&p);
     return rc;

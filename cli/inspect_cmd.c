@@ -157,32 +157,30 @@ static void print_tensors(const struct mt_st_model *m, const struct about *about
 static int inspect_adapter(const char *dir, bool json, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_adapter_spec_finish) struct mt_adapter_spec spec = {0};
-    struct mt_st_model m;
+    MT_CLOSED_BY(mt_st_close) struct mt_st_model m = {0};
     MT_FREED char *base = NULL, *path = mt_path_join(dir, MT_PEFT_WEIGHTS);
     int rc = path ? mt_peft_read_spec(&spec, dir, err) : mt_fail_nomem(err, dir, 1);
     rc = rc ?: mt_st_open_file(&m, path, err);
-    if (!rc) {
-        mt_peft_base_model(&base, dir, NULL); /* where it names none, it is shown without */
-        print_tensors(&m, &(struct about){.adapter = &spec, .base = base ? base : ""}, json);
-        mt_st_close(&m);
-    }
-    return rc;
+    if (rc)
+        return rc;
+    mt_peft_base_model(&base, dir, NULL); /* where it names none, it is shown without */
+    print_tensors(&m, &(struct about){.adapter = &spec, .base = base ? base : ""}, json);
+    return 0;
 }
 
 static int inspect_model(const char *path, bool json, struct mt_err *err)
 {
     MT_FREED struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
     MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *layout = NULL;
-    struct mt_st_model m;
+    MT_CLOSED_BY(mt_st_close) struct mt_st_model m = {0};
     bool dir = mt_is_dir(path);
     int rc = dir ? mt_st_open_dir(&m, path, err) : mt_st_open_file(&m, path, err);
-    if (!rc) {
-        if (dir && cfg && !mt_hf_config_read(cfg, path, NULL))
-            mt_layout_create(&layout, cfg, &(struct mt_layout_params){.cut = mt_cut_layer}, NULL);
-        print_tensors(&m, &(struct about){.layout = layout}, json);
-        mt_st_close(&m);
-    }
-    return rc;
+    if (rc)
+        return rc;
+    if (dir && cfg && !mt_hf_config_read(cfg, path, NULL))
+        mt_layout_create(&layout, cfg, &(struct mt_layout_params){.cut = mt_cut_layer}, NULL);
+    print_tensors(&m, &(struct about){.layout = layout}, json);
+    return 0;
 }
 
 /* Of a folder, a file like config.json, or a published model's name. */
@@ -282,8 +280,7 @@ int cli_cmd_inspect(struct cli *, const struct cli_args *args, struct mt_err *er
     int rc = path && adapter ? check_fit(adapter, path, err) : 0;
     if (!rc && !adapter && mt_is_dir(path) && mt_peft_is_folder(path))
         adapter = path;
-    rc = rc ?: adapter      ? inspect_adapter(adapter, json, err)
-               : layer >= 0 ? inspect_layer(path, layer, json, err)
-                            : inspect_model(path, json, err);
-    return rc;
+    return rc ?: adapter      ? inspect_adapter(adapter, json, err)
+                 : layer >= 0 ? inspect_layer(path, layer, json, err)
+                              : inspect_model(path, json, err);
 }

@@ -179,7 +179,6 @@ static void add_prediction(cJSON *o, const struct mt_setup *s)
 
 int learner_write_files(struct learner *l, const struct mt_setup *setup, struct mt_err *err)
 {
-    char path[4200];
     MT_STR_FREED struct mt_str ini = {0};
     struct mt_str plain = {0};
     const char *dir = l->cfg->checkpoint.dir;
@@ -187,9 +186,9 @@ int learner_write_files(struct learner *l, const struct mt_setup *setup, struct 
     mt_config_print(l->cfg, false, &plain);
     free(l->state.config);
     l->state.config = plain.p; /* now the state's */
-    mt_path_printf(path, sizeof(path), "%s/config.effective.ini", dir);
-    int rc = ini.failed || plain.failed ? mt_fail_nomem(err, "the configuration", ini.len)
-                                        : mt_write_file(path, ini.p, ini.len, err);
+    int rc = ini.failed || plain.failed
+                 ? mt_fail_nomem(err, "the configuration", ini.len)
+                 : mt_write_file(MT_PATH("%s/config.effective.ini", dir), ini.p, ini.len, err);
     mt_json_begin();
     MT_JSON_FREED cJSON *o = cJSON_CreateObject();
     char host[256] = "";
@@ -212,7 +211,7 @@ int learner_write_files(struct learner *l, const struct mt_setup *setup, struct 
         cJSON_AddNumberToObject(o, "learners", (double)setup->n_learners);
     add_prediction(o, setup);
     MT_FREED char *text = mt_json_print(o, true);
-    mt_path_printf(path, sizeof(path), "%s/run.json", dir);
+    const char *path = MT_PATH("%s/run.json", dir);
     return rc ?: text && mt_json_complete() ? mt_write_file(path, text, strlen(text), err)
                                             : mt_fail_nomem(err, path, 0);
 }
@@ -301,11 +300,9 @@ int learner_check(struct learner *l, struct mt_err *err)
     int rc = l->resume ? check_resume(l, err) : 0;
     if (!rc) /* on a resume, replaces the hash of an earlier build */
         l->state.data_hash = mt_dataset_hash(l->in->data);
-    if (!rc && !dry)
-        rc = read_files(l, err);
-    if (!rc && !dry)
-        rc = mt_checkpoint_rehearse(NULL, l->cfg->checkpoint.dir, err);
-    return rc || dry ? rc : begin_history(l, err);
+    return rc || dry ? rc : read_files(l, err)
+                         ?: mt_checkpoint_rehearse(NULL, l->cfg->checkpoint.dir, err)
+                         ?: begin_history(l, err);
 }
 
 int learner_begin(struct learner *l, struct mt_err *err)

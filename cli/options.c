@@ -184,20 +184,18 @@ int cli_fail(const struct mt_err *err)
 int cli_load_file(struct mt_config **out, const char *path, const struct cli_args *args,
                   struct mt_err *err)
 {
-    MT_FREED const char **sets = mt_calloc(args->n_given, sizeof(*sets));
-    int n = 0;
-    if (!sets)
-        return mt_fail_nomem(err, "the options", args->n_given * sizeof(*sets));
-    for (size_t i = 0; i < args->n_given; i++)
+    MT_FREED const char **sets = NULL;
+    int n = 0, rc = MT_NEW(&sets, args->n_given, "the options", err);
+    for (size_t i = 0; i < args->n_given && !rc; i++)
         if (!strcmp(args->given[i].option->name, "set"))
             sets[n++] = args->given[i].value;
-    return mt_config_load(out, path, sets, n, err);
+    return rc ?: mt_config_load(out, path, sets, n, err);
 }
 
 /* A checkpoint knows how its run packed the base: otherwise the results are a little different. */
 static void compare_packing(const struct mt_config *cfg, const char *dir)
 {
-    struct mt_train_state st = {.step = 0};
+    MT_CLOSED_BY(mt_train_state_finish) struct mt_train_state st = {.step = 0};
     if (mt_checkpoint_read_state(dir, &st, NULL))
         return;
     char format[32];
@@ -206,21 +204,17 @@ static void compare_packing(const struct mt_config *cfg, const char *dir)
         if (!strcmp(mt_packed_names[f], format) && f != cfg->model.base_dtype)
             mt_warn("%s was trained on a base packed as %s, and here it is not packed so: set model.base_dtype = %s for the "
                     "same results", dir, mt_packed_names[f], mt_packed_names[f]);
-    mt_train_state_finish(&st);
 }
 
 int cli_model_of_adapter(char **model, const char *dir, struct mt_err *err)
 {
-    char *name = NULL;
-    MT_FREED char *found = NULL;
+    MT_FREED char *name = NULL, *found = NULL;
     struct mt_err why = {0};
     int rc = mt_peft_base_model(&name, dir, err);
     if (!rc && (rc = mt_hf_find_model(&found, name, &why)))
         mt_fail(err, why.kind, rc, "%s (%s/" MT_PEFT_CONFIG " names it): give --model", why.msg, dir);
-    if (rc)
-        free(name);
-    else
-        *model = name;
+    if (!rc)
+        *model = MT_GIVE(name);
     return rc;
 }
 

@@ -150,32 +150,27 @@ int plan_view_resolve(struct plan_view *v, struct mt_err *err)
 int plan_read_machine(struct mt_machine *out, const struct cli_args *args, struct mt_err *err)
 {
     char path[4096];
-    int rc = mt_machine_find(path, sizeof(path), cli_arg(args, "machine"), err);
-    rc = rc ?: mt_machine_read(out, path, err);
-    if (rc)
-        return rc;
-    rc = apply_options(out, args, err);
-    if (rc)
-        mt_machine_finish(out);
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = {0};
+    int rc = mt_machine_find(path, sizeof(path), cli_arg(args, "machine"), err)
+          ?: mt_machine_read(&m, path, err)
+          ?: apply_options(&m, args, err);
+    if (!rc)
+        *out = MT_GIVE(m);
     return rc;
 }
 
 static int load_machine(struct plan_view *v, const struct cli_args *args, struct mt_err *err)
 {
     struct mt_plan_limits limits;
-    int rc;
     v->local = !cli_arg(args, "machine");
-    if (v->local) {
-        rc = refuse_options(args, err);
-        rc = rc ?: mt_plan_limits_here(&limits, v->cfg, err)
-                ?: mt_resolve_request(&v->request, v->cfg, &limits, err);
-        return rc ? rc : load_local(v, &limits, err);
-    }
-    rc = plan_read_machine(&v->machine, args, err);
-    if (rc)
-        return rc;
+    if (v->local)
+        return refuse_options(args, err)
+            ?: mt_plan_limits_here(&limits, v->cfg, err)
+            ?: mt_resolve_request(&v->request, v->cfg, &limits, err)
+            ?: load_local(v, &limits, err);
+    int rc = plan_read_machine(&v->machine, args, err);
     limits = mt_plan_limits_of(&v->machine);
-    return mt_resolve_request(&v->request, v->cfg, &limits, err);
+    return rc ?: mt_resolve_request(&v->request, v->cfg, &limits, err);
 }
 
 static int read_model_file(struct plan_view *v, const char *path, struct mt_err *err)
@@ -192,9 +187,8 @@ static int read_model_file(struct plan_view *v, const char *path, struct mt_err 
 static int read_model(struct plan_view *v, bool says, struct mt_err *err)
 {
     const char *model = v->cfg->model.path;
-    size_t len = strlen(model);
     char stored[4096];
-    if (!len)
+    if (!*model)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
                        "nothing to plan: give a configuration, or --model with a config.json or a model's name");
     if (mt_ends_with(model, ".json"))
@@ -220,8 +214,8 @@ static int read_model(struct plan_view *v, bool says, struct mt_err *err)
 
 static int set_tokens_per_step(struct mt_config *cfg, const char *tokens, struct mt_err *err)
 {
-    int rc = mt_config_override(cfg, "train.batch_size", "0", "command line", err);
-    return rc ? rc : mt_config_override(cfg, "train.tokens_per_step", tokens, "command line", err);
+    return mt_config_override(cfg, "train.batch_size", "0", "command line", err)
+        ?: mt_config_override(cfg, "train.tokens_per_step", tokens, "command line", err);
 }
 
 /* Applies the options that are shorthands for keys. */

@@ -44,10 +44,8 @@ static int write_rates(struct cli_rates *r, uint64_t step, struct mt_err *err)
         return rc;
     cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "step", (double)step);
-    cJSON *list = cJSON_AddArrayToObject(o, "seconds");
     mt_turns_mean(r->seconds, r->rounds, r->n, rounds);
-    for (size_t i = 0; i < r->n; i++)
-        mt_json_append(list, cJSON_CreateNumber(r->seconds[i]));
+    mt_json_add(o, "seconds", cJSON_CreateDoubleArray(r->seconds, (int)r->n));
     return write_line(r, o, err);
 }
 
@@ -60,17 +58,10 @@ int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *pa
                                   .n_threads = (int)s->choice.placement.threads,
                                   .cpus = s->cpus};
     *r = (struct cli_rates){0};
-    int rc = mt_setup_operations(s, &ops, &r->n, err);
-    if (rc)
-        return rc;
-    r->file = fopen(path, more ? "ae" : "we");
-    r->rounds = mt_calloc((MOST_ROUNDS + 1) * r->n, sizeof(double));
-    if (!r->file)
+    int rc = mt_setup_operations(s, &ops, &r->n, err) ?: MT_NEW(&r->rounds, (MOST_ROUNDS + 1) * r->n, path, err);
+    if (!rc && !(r->file = fopen(path, more ? "ae" : "we")))
         rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", path, strerror(errno));
-    else if (!r->rounds)
-        rc = mt_fail_nomem(err, path, MOST_ROUNDS * r->n * sizeof(double));
-    else
-        r->seconds = r->rounds + MOST_ROUNDS * r->n;
+    r->seconds = rc ? NULL : r->rounds + MOST_ROUNDS * r->n;
     rc = rc ?: mt_turns_create(&r->turns, &p, ops, r->n, err) ?: write_ops(r, ops, err);
     for (int warm = 0; warm < 2 && !rc; warm++)
         rc = mt_turns_run(r->turns, r->rounds, err);
@@ -116,20 +107,18 @@ static bool take_ops(struct rates_log *l, const cJSON *list)
 static bool take_line(struct rates_log *l, const cJSON *o)
 {
     const cJSON *step = mt_json_get(o, "step"), *list = mt_json_get(o, "seconds"), *v;
-    double *seconds = mt_calloc(l->n_ops, sizeof(double));
     size_t i = 0;
-    if (!seconds || !mt_grow(&l->lines, &l->cap_lines, l->n_lines + 1, sizeof(*l->lines))) {
-        free(seconds);
+    if (!mt_grow(&l->lines, &l->cap_lines, l->n_lines + 1, sizeof(*l->lines)))
         return false;
-    }
+    double *seconds = mt_calloc(l->n_ops, sizeof(double));
     l->lines[l->n_lines++] = (struct rates_line){cJSON_IsNumber(step) ? step->valueint : -1, seconds};
-    cJSON_ArrayForEach(v, list) if (i < l->n_ops) seconds[i++] = v->valuedouble;
+    cJSON_ArrayForEach(v, list) if (seconds && i < l->n_ops) seconds[i++] = v->valuedouble;
     return i == l->n_ops && cJSON_IsNumber(step);
 }
 
 int rates_log_read(struct rates_log *out, const char *path, struct mt_err *err)
 {
-    struct rates_log l = {0};
+    MT_CLOSED_BY(rates_log_finish) struct rates_log l = {0};
     MT_JSON_FREED cJSON *lines = NULL;
     const cJSON *o;
     bool ok = true, blocks = false;
@@ -141,13 +130,11 @@ int rates_log_read(struct rates_log *out, const char *path, struct mt_err *err)
         blocks |= ops && l.ops;
         ok = ok && (ops ? !l.ops && take_ops(&l, ops) : l.ops && take_line(&l, o));
     }
-    if (!ok) {
-        rates_log_finish(&l);
+    if (!ok)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s %s", path,
                        blocks ? "has the rates of several blocks (train.blocks), of which a prediction knows one"
                               : "is not a file of rates between steps");
-    }
-    *out = l;
+    *out = MT_GIVE(l);
     return 0;
 }
 

@@ -217,8 +217,8 @@ static struct mt_train_params params_of(struct run *r, size_t i, struct cli_rate
 static int start(struct run *r, struct cli_rates *rates, struct mt_err *err)
 {
     const char *rates_path = cli_arg(r->args, "rates");
-    MT_FREED const char **resume = mt_calloc(r->n, sizeof(*resume));
-    int rc = resume ? 0 : mt_fail_nomem(err, "the run", r->n);
+    MT_FREED const char **resume = NULL;
+    int rc = MT_NEW(&resume, r->n, "the run", err);
     if (!rc && r->cluster)
         rc = mt_cluster_send_config(r->cluster, &r->setup, err);
     rc = rc ?: mt_session_start(&r->session, &r->setup, err);

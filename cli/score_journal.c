@@ -84,12 +84,10 @@ int score_journal_open(struct score_journal *j, const char *path, uint64_t key, 
     struct header h = {.key = key};
     MT_FREED char *text = NULL;
     size_t len = 0, end = 0;
-    int rc = 0;
     memcpy(h.magic, MAGIC, sizeof(MAGIC));
-    *j = (struct score_journal){.n_samples = n_samples, .sample = mt_calloc(n_samples + 1, sizeof(*j->sample))};
-    if (!j->sample)
-        return mt_fail_nomem(err, "scores", n_samples * sizeof(*j->sample));
-    if (mt_path_exists(path))
+    *j = (struct score_journal){.n_samples = n_samples};
+    int rc = MT_NEW(&j->sample, n_samples, "scores", err);
+    if (!rc && mt_path_exists(path))
         rc = mt_read_file(path, &text, &len, err);
     if (!rc && len >= sizeof(h) && memcmp(text, &h, sizeof(h)) != 0)
         rc = mt_fail(err, MT_ERR_USAGE, -EEXIST, "%s was begun with another model, other data or other settings: finish with "
