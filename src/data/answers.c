@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "data/dataset.h"
 
 /* Prompt and answer: strings, or arrays of token ids. */
 struct parts {

@@ -2,7 +2,6 @@
 #include "data/chat_template.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/fs.h"

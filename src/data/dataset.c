@@ -11,7 +11,6 @@
 #include "data/cache.h"
 #include "data/columns.h"
 #include "data/rollouts.h"
-#include "data/samples.h"
 
 /* A sample of training: a range of a shard's tokens, at most seq_len of them; of answers, an item of the shard. */
 struct view {

@@ -4,7 +4,6 @@
  * element past an allocation of the device arena; `seeded race` reads a slot on one stream while another
  * fills it, with no event between.
  */
-#include <stdio.h>
 #include <string.h>
 
 #include "device/ops.h"

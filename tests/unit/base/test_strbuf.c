@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/strbuf.h"
-#include "base/mem.h"
 #include "test.h"
 
 TEST(printf_appends_and_terminates)

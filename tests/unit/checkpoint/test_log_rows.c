@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/json.h"
-#include "base/mem.h"
 #include "checkpoint/log_rows.h"
 #include "test.h"
 

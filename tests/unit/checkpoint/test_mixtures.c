@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "../model/planes_of.h"
 #include "base/fs.h"
@@ -11,7 +10,6 @@
 #include "base/philox.h"
 #include "checkpoint/checkpoint.h"
 #include "model/ranges.h"
-#include "model/stored.h"
 #include "test.h"
 #include "weights/weights.h"
 

@@ -8,7 +8,6 @@
 
 #include "base/fs.h"
 #include "base/mem.h"
-#include "data/cache.h"
 #include "data/dataset.h"
 #include "data/shard.h"
 #include "data/sources.h"

@@ -2,7 +2,6 @@
 /* What the fuzzers of the readers found, kept. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/fs.h"
 #include "data/samples.h"

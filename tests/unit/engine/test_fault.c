@@ -3,7 +3,6 @@
  * A device that fails: for every N, the Nth submission of two whole training steps. The step must return the
  * error, nothing may hang or leak, and the planes must be those of some whole number of updates.
  */
-#include <stdio.h>
 #include <unistd.h>
 
 #include <xxhash.h>

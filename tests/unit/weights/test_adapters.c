@@ -9,9 +9,7 @@
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "device/ops.h"
 #include "model/layout.h"
-#include "model/part.h"
 #include "test.h"
 #include "weights/peft.h"
 

@@ -7,7 +7,6 @@
 #include "base/mem.h"
 #include "base/pack.h"
 #include "kinds/kinds.h"
-#include "model/packing.h"
 #include "test.h"
 #include "weights/packed_files.h"
 

@@ -3,14 +3,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "../model/planes_of.h"
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "hf/safetensors.h"
-#include "model/ranges.h"
 #include "test.h"
 #include "weights/weights.h"
 
