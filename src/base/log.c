@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/lock.h"
 #include "base/log.h"
 
 #include <pthread.h>
@@ -19,9 +20,8 @@ void mt_log_set_level(enum mt_log_level level)
 
 void mt_log_set_sink(mt_log_sink sink)
 {
-    pthread_mutex_lock(&sink_lock);
+    MT_LOCKED(&sink_lock);
     sink_fn = sink;
-    pthread_mutex_unlock(&sink_lock);
 }
 
 void mt_log(enum mt_log_level level, const char *fmt, ...)
@@ -35,10 +35,9 @@ void mt_log(enum mt_log_level level, const char *fmt, ...)
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
     mt_visible(line, sizeof(line), text);
-    pthread_mutex_lock(&sink_lock);
+    MT_LOCKED(&sink_lock);
     if (sink_fn)
         sink_fn(level, line);
     else if (level != MT_LOG_PROGRESS)
         fprintf(stderr, "%s\n", line);
-    pthread_mutex_unlock(&sink_lock);
 }

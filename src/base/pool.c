@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/lock.h"
 #include "base/pool.h"
 
 #include <pthread.h>
@@ -118,10 +119,9 @@ static void *worker_main(void *arg)
         if (!join) /* woke after the others had finished the loop */
             continue;
         drain(p, w->index);
-        pthread_mutex_lock(&p->lock);
+        MT_LOCKED(&p->lock);
         if (--p->busy == 0)
             pthread_cond_signal(&p->done);
-        pthread_mutex_unlock(&p->lock);
     }
 }
 
@@ -162,10 +162,7 @@ void mt_pool_destroy(mt_pool **pool)
     mt_pool *p = *pool;
     if (!p)
         return;
-    pthread_mutex_lock(&p->lock);
-    p->stop = true;
-    pthread_cond_broadcast(&p->start);
-    pthread_mutex_unlock(&p->lock);
+    mt_raise(&p->lock, &p->start, &p->stop);
     for (int i = 1; i <= p->n_started; i++)
         pthread_join(p->workers[i].thread, NULL);
     pthread_cond_destroy(&p->start);
@@ -216,8 +213,7 @@ void mt_pool_run_in_lanes(mt_pool *p, mt_pool_fn fn, void *ctx, size_t n_chunks,
     pthread_mutex_unlock(&p->lock);
     for (int i = 0; i < SPIN && atomic_load_explicit(&p->busy, memory_order_relaxed); i++)
         __builtin_ia32_pause();
-    pthread_mutex_lock(&p->lock);
+    MT_LOCKED(&p->lock);
     while (p->busy)
         pthread_cond_wait(&p->done, &p->lock);
-    pthread_mutex_unlock(&p->lock);
 }

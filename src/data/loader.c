@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include "base/lock.h"
 #include "base/mem.h"
 #include "base/thread.h"
 
@@ -76,10 +77,7 @@ void mt_loader_destroy(mt_loader **loader)
     if (!l)
         return;
     if (l->started) {
-        pthread_mutex_lock(&l->lock);
-        l->quit = true;
-        pthread_cond_broadcast(&l->changed);
-        pthread_mutex_unlock(&l->lock);
+        mt_raise(&l->lock, &l->changed, &l->quit);
         pthread_join(l->thread, NULL);
     }
     mt_step_data_finish(&l->data[0]);
@@ -92,7 +90,7 @@ void mt_loader_destroy(mt_loader **loader)
 
 int mt_loader_get(mt_loader *l, uint64_t step, const struct mt_step_data **out, struct mt_err *err)
 {
-    pthread_mutex_lock(&l->lock);
+    MT_LOCKED(&l->lock);
     if (l->wanted != (int64_t)step) {
         while (l->wanted != NOTHING && l->made != l->wanted) /* waits for another step in the making, and drops it */
             pthread_cond_wait(&l->changed, &l->lock);
@@ -109,6 +107,5 @@ int mt_loader_get(mt_loader *l, uint64_t step, const struct mt_step_data **out, 
     l->made = NOTHING;
     l->wanted = step + 1 < l->end_step ? (int64_t)step + 1 : NOTHING;
     pthread_cond_broadcast(&l->changed);
-    pthread_mutex_unlock(&l->lock);
     return rc;
 }

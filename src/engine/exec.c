@@ -11,6 +11,7 @@
  */
 
 #include "base/clock.h"
+#include "base/lock.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "engine/exec.h"
@@ -32,26 +33,21 @@ static void note_error(struct mt_exec *x, int code, const struct mt_err *err, bo
 /* Abandons the run; with `update`, also the pending update. */
 static void give_up(struct mt_exec *x, int code, const struct mt_err *err, bool update)
 {
-    pthread_mutex_lock(&x->lock);
+    MT_LOCKED(&x->lock);
     note_error(x, code, err, update);
-    pthread_mutex_unlock(&x->lock);
 }
 
 static void publish(struct mt_exec *x, int q, size_t i)
 {
-    pthread_mutex_lock(&x->lock);
+    MT_LOCKED(&x->lock);
     x->progress[q] = (int32_t)i;
     pthread_cond_broadcast(&x->moved[q]);
-    pthread_mutex_unlock(&x->lock);
 }
 
 /* The queue issues nothing more in this run. */
 static void close_queue(struct mt_exec *x, int q)
 {
-    pthread_mutex_lock(&x->lock);
-    x->closed[q] = true;
-    pthread_cond_broadcast(&x->moved[q]);
-    pthread_mutex_unlock(&x->lock);
+    mt_raise(&x->lock, &x->moved[q], &x->closed[q]);
 }
 
 enum waited { REACHED, ABANDONED, STOPPED };
@@ -59,13 +55,11 @@ enum waited { REACHED, ABANDONED, STOPPED };
 /* Waits until queue q has reached instruction i or never will. Updates keep waiting in an abandoned run. */
 static enum waited await(struct mt_exec *x, int q, int32_t i, bool update)
 {
-    pthread_mutex_lock(&x->lock);
+    MT_LOCKED(&x->lock);
     while (!x->broken && !(x->stop && !update) && x->progress[q] < i && !x->closed[q])
         pthread_cond_wait(&x->moved[q], &x->lock);
     bool over = x->broken || (x->stop && !update);
-    enum waited w = over ? STOPPED : x->progress[q] >= i ? REACHED : ABANDONED;
-    pthread_mutex_unlock(&x->lock);
-    return w;
+    return over ? STOPPED : x->progress[q] >= i ? REACHED : ABANDONED;
 }
 
 static bool is_device(int q)
@@ -143,10 +137,9 @@ static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
  * is abandoned already. */
 static bool commit(struct mt_exec *x)
 {
-    pthread_mutex_lock(&x->lock);
+    MT_LOCKED(&x->lock);
     bool go = !x->stop;
     x->committed |= go;
-    pthread_mutex_unlock(&x->lock);
     return go;
 }
 
@@ -181,11 +174,10 @@ static void drain_device(struct mt_exec *x)
         while (is_device(q) && !x->closed[q])
             pthread_cond_wait(&x->moved[q], &x->lock);
     pthread_mutex_unlock(&x->lock);
-    pthread_mutex_lock(&x->drain_lock); /* no thread submits any more; one of those waiting here synchronises */
+    MT_LOCKED(&x->drain_lock); /* no thread submits any more; one of those waiting here synchronises */
     if (!x->drained)
         sync_lanes(x, NULL); /* its error is reported at the end of the run */
     x->drained = true;
-    pthread_mutex_unlock(&x->drain_lock);
 }
 
 /* --- updates and disk ------------------------------------------------------------------------ */
@@ -235,12 +227,10 @@ static bool heed_interrupt(struct mt_exec *x)
 {
     struct mt_err err;
     mt_fail(&err, MT_ERR_RUNTIME, -ECANCELED, "interrupted");
-    pthread_mutex_lock(&x->lock);
+    MT_LOCKED(&x->lock);
     if (!x->committed)
         note_error(x, -ECANCELED, &err, false);
-    bool stop = x->stop;
-    pthread_mutex_unlock(&x->lock);
-    return stop;
+    return x->stop;
 }
 
 static void run_updates(struct mt_exec *x, struct mt_runnable *r)
@@ -294,7 +284,7 @@ static void end_op(struct mt_exec_op *op)
     const struct mt_instr *in = &prog->instrs[op->at];
     bool message = in->queue == MT_Q_NET;
     mt_exec_trace_end(x, op->run, (size_t)op->at, NULL);
-    pthread_mutex_lock(&x->lock);
+    MT_LOCKED(&x->lock);
     if (op->rc) {
         mt_fail_prefix(&op->err, op->rc, "%s of %s",
                        message ? mt_opcodes[in->op].name : mt_disk_use_name(mt_instr_disk_use(prog, in)),
@@ -306,7 +296,6 @@ static void end_op(struct mt_exec_op *op)
     op->x = NULL;
     x->in_flight[in->queue]--;
     pthread_cond_broadcast(&x->moved[in->queue]);
-    pthread_mutex_unlock(&x->lock);
 }
 
 /* One of the operation's requests has ended. */
@@ -346,10 +335,9 @@ static bool reads_files(const struct mt_file_request *f)
 /* Counts a disk operation as under way; false: the run is abandoned, and it is not part of the update. */
 static bool enter_disk_op(struct mt_exec *x, enum mt_queue q, bool update)
 {
-    pthread_mutex_lock(&x->lock);
+    MT_LOCKED(&x->lock);
     bool enter = update || !x->stop;
     x->in_flight[q] += enter;
-    pthread_mutex_unlock(&x->lock);
     return enter;
 }
 
@@ -398,14 +386,12 @@ static void run_disk(struct mt_exec *x, struct mt_runnable *r, enum mt_queue q)
             start_disk_op(x, r, at);
             continue;
         }
-        pthread_mutex_lock(&x->lock);
+        MT_LOCKED(&x->lock);
         end_in_any_order(x, r, at);
-        pthread_mutex_unlock(&x->lock);
     }
-    pthread_mutex_lock(&x->lock);
+    MT_LOCKED(&x->lock);
     while (x->in_flight[q])
         pthread_cond_wait(&x->moved[q], &x->lock);
-    pthread_mutex_unlock(&x->lock);
 }
 
 /* --- messages between hosts ------------------------------------------------------------------ */
@@ -439,7 +425,7 @@ static void message_done(struct mt_net_message *m)
 static struct mt_net_op *take_message(struct mt_exec *x)
 {
     struct mt_net_op *op = NULL;
-    pthread_mutex_lock(&x->lock);
+    MT_LOCKED(&x->lock);
     while (!x->stop && x->in_flight[MT_Q_NET] == MT_NET_UNDER_WAY)
         pthread_cond_wait(&x->moved[MT_Q_NET], &x->lock);
     for (size_t k = 0; k < MT_NET_UNDER_WAY && !x->stop && !op; k++)
@@ -448,7 +434,6 @@ static struct mt_net_op *take_message(struct mt_exec *x)
         op->op.x = x;
         x->in_flight[MT_Q_NET]++;
     }
-    pthread_mutex_unlock(&x->lock);
     return op;
 }
 
@@ -483,10 +468,9 @@ static void run_messages(struct mt_exec *x, struct mt_runnable *r)
     pthread_mutex_unlock(&x->lock);
     if (any)
         mt_net_abandon(x->net);
-    pthread_mutex_lock(&x->lock);
+    MT_LOCKED(&x->lock);
     while (x->in_flight[MT_Q_NET])
         pthread_cond_wait(&x->moved[MT_Q_NET], &x->lock);
-    pthread_mutex_unlock(&x->lock);
 }
 
 /* --- threads --------------------------------------------------------------------------------- */
@@ -547,10 +531,9 @@ static void *worker_main(void *arg)
         if (quit)
             return NULL;
         run_queue(x, r, w->queue);
-        pthread_mutex_lock(&x->lock);
+        MT_LOCKED(&x->lock);
         if (--x->n_busy == 0)
             pthread_cond_broadcast(&x->workers);
-        pthread_mutex_unlock(&x->lock);
     }
 }
 
@@ -586,10 +569,7 @@ int mt_exec_start(struct mt_exec *x, struct mt_err *err)
 
 void mt_exec_stop(struct mt_exec *x)
 {
-    pthread_mutex_lock(&x->lock);
-    x->quit = true;
-    pthread_cond_broadcast(&x->workers);
-    pthread_mutex_unlock(&x->lock);
+    mt_raise(&x->lock, &x->workers, &x->quit);
     for (int q = 0; q < x->n_queues; q++)
         if (x->worker[q].started)
             pthread_join(x->worker[q].thread, NULL);
@@ -602,7 +582,7 @@ void mt_exec_stop(struct mt_exec *x)
 
 static void begin(struct mt_exec *x, struct mt_runnable *r)
 {
-    pthread_mutex_lock(&x->lock);
+    MT_LOCKED(&x->lock);
     x->run = r;
     x->stop = x->broken = x->drained = x->committed = false;
     x->update_ns = 0;
@@ -622,15 +602,13 @@ static void begin(struct mt_exec *x, struct mt_runnable *r)
     }
     x->generation++;
     pthread_cond_broadcast(&x->workers);
-    pthread_mutex_unlock(&x->lock);
 }
 
 static void await_workers(struct mt_exec *x)
 {
-    pthread_mutex_lock(&x->lock);
+    MT_LOCKED(&x->lock);
     while (x->n_busy)
         pthread_cond_wait(&x->workers, &x->lock);
-    pthread_mutex_unlock(&x->lock);
 }
 
 /* Call after a run without errors. */

@@ -7,6 +7,7 @@
 #include <emmintrin.h>
 #endif
 
+#include "base/lock.h"
 #include "base/mem.h"
 #include "engine/state.h"
 
@@ -232,10 +233,9 @@ struct update {
 
 static void note_corrupt(struct update *u, size_t first)
 {
-    pthread_mutex_lock(&u->lock);
+    MT_LOCKED(&u->lock);
     u->corrupt = true;
     u->corrupt_at = first;
-    pthread_mutex_unlock(&u->lock);
 }
 
 static int fail_corrupt(const struct update *u, struct mt_err *err)
@@ -255,12 +255,11 @@ static void note_bad(struct update *u, const struct mt_tensor *t, uint64_t bad)
         atomic_store(&u->e->learner[t->learner].bad, t);
         return;
     }
-    pthread_mutex_lock(&u->lock);
+    MT_LOCKED(&u->lock);
     if (!u->bad || t <= u->bad) {
         u->n_bad = t == u->bad ? u->n_bad + bad : bad;
         u->bad = t;
     }
-    pthread_mutex_unlock(&u->lock);
 }
 
 static void update_chunk(void *ctx, size_t from, size_t n)

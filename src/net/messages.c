@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/lock.h"
 #include "base/mem.h"
 #include "base/sum64.h"
 #include "base/thread.h"
@@ -331,10 +332,7 @@ void mt_net_close(mt_net **net, bool ok, int code)
     mt_net *n = *net;
     if (!n)
         return;
-    pthread_mutex_lock(&n->lock);
-    n->quit = true;
-    pthread_cond_signal(&n->works);
-    pthread_mutex_unlock(&n->lock);
+    mt_raise(&n->lock, &n->works, &n->quit);
     pthread_join(n->thread, NULL);
     n->wire->close(n->wire, ok && !n->rc && !n->n_open, code);
     free_net(n);
@@ -353,9 +351,8 @@ int mt_net_size(const mt_net *n)
 
 void mt_net_set_deadline(mt_net *n, double seconds)
 {
-    pthread_mutex_lock(&n->lock);
+    MT_LOCKED(&n->lock);
     n->deadline_s = seconds;
-    pthread_mutex_unlock(&n->lock);
 }
 
 void mt_net_submit(mt_net *n, struct mt_net_message *m)
@@ -426,9 +423,8 @@ void mt_net_abandon(mt_net *n)
 
 void mt_net_tell(mt_net *n, const char *why)
 {
-    pthread_mutex_lock(&n->lock);
+    MT_LOCKED(&n->lock);
     if (!n->told)
         n->wire->tell(n->wire, why);
     n->told = true;
-    pthread_mutex_unlock(&n->lock);
 }

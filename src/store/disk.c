@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/lock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "store/disk_priv.h"
@@ -60,9 +61,8 @@ static void end_piece(struct mt_disk *d, struct mt_disk_piece *p)
     struct mt_disk_request *r = p->r;
     int dir = r->write;
     if (--d->in_flight[dir] == 0) {
-        pthread_mutex_lock(&d->lock);
+        MT_LOCKED(&d->lock);
         d->stats.busy_ns[dir] += mt_now_ns() - d->busy_since[dir];
-        pthread_mutex_unlock(&d->lock);
     }
     if (--r->in_flight == 0 && fully_started(r)) {
         if (d->going[dir].first == r)
@@ -200,7 +200,7 @@ static void start_piece(struct mt_disk *d, struct mt_disk_request *r)
 
 static void take_waiting(struct mt_disk *d, bool *quit)
 {
-    pthread_mutex_lock(&d->lock);
+    MT_LOCKED(&d->lock);
     for (int dir = 0; dir < 2; dir++)
         while (d->waiting[dir].first) {
             struct mt_disk_request *r = d->waiting[dir].first;
@@ -208,7 +208,6 @@ static void take_waiting(struct mt_disk *d, bool *quit)
             append(&d->going[dir], r);
         }
     *quit = d->quit;
-    pthread_mutex_unlock(&d->lock);
 }
 
 static void start_pieces(struct mt_disk *d)

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include "base/clock.h"
+#include "base/lock.h"
 #include "base/mem.h"
 #include "base/philox.h"
 #include "hw/host.h"
@@ -29,7 +30,7 @@ struct probe {
 static void ended(struct mt_disk_request *r)
 {
     struct probe *p = r->ctx;
-    pthread_mutex_lock(&p->lock);
+    MT_LOCKED(&p->lock);
     if (r->rc && !p->rc) {
         p->rc = r->rc;
         p->err = r->err;
@@ -37,7 +38,6 @@ static void ended(struct mt_disk_request *r)
     p->moved[r->write] += r->span[0].bytes;
     p->busy[r - p->r] = false;
     pthread_cond_signal(&p->ended);
-    pthread_mutex_unlock(&p->lock);
 }
 
 static void start(struct probe *p, int slot, bool write)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/lock.h"
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/sum64.h"
@@ -103,12 +104,11 @@ static void check_block(void *guard, size_t i, int)
     const struct area *a = area_of(g, &block);
     if (sum_block(a, block) == g->sum[i])
         return;
-    pthread_mutex_lock(&g->lock);
+    MT_LOCKED(&g->lock);
     if (g->n_found < MAX_FOUND) /* more are found again */
         g->found[g->n_found++] = (struct mt_guard_block){
             .unit = a->unit, .kind = a->kind, .first = block * MT_SUM_BLOCK,
             .bytes = MT_MIN((size_t)MT_SUM_BLOCK, a->bytes - block * MT_SUM_BLOCK), .at = i};
-    pthread_mutex_unlock(&g->lock);
 }
 
 static void *guard_main(void *guard)
@@ -137,10 +137,7 @@ void mt_guard_pass(mt_guard *g)
 {
     if (!g->n_blocks)
         return;
-    pthread_mutex_lock(&g->lock);
-    g->busy = true;
-    pthread_cond_broadcast(&g->changed);
-    pthread_mutex_unlock(&g->lock);
+    mt_raise(&g->lock, &g->changed, &g->busy);
 }
 
 /* Of all blocks. */
@@ -165,11 +162,10 @@ int mt_guard_check_frozen(mt_guard *g, struct mt_err *err)
 
 bool mt_guard_take(mt_guard *g, struct mt_guard_block *b)
 {
-    pthread_mutex_lock(&g->lock);
+    MT_LOCKED(&g->lock);
     bool any = g->n_found;
     if (any)
         *b = g->found[--g->n_found];
-    pthread_mutex_unlock(&g->lock);
     return any;
 }
 
@@ -225,7 +221,7 @@ void mt_guard_after(mt_guard *g, size_t unit, size_t first, size_t n)
     uint64_t sum = u ? sum_range(g, unit, first, n) : 0;
     if (!u)
         return;
-    pthread_mutex_lock(&u->lock);
+    MT_LOCKED(&u->lock);
     struct range *r = find(u, first);
     if (!r || (r->n != n && (r->n || u->covered + n > u->elems))) { /* the unit is cut in another way than before */
         memset(u->range, 0, u->size * sizeof(*u->range));
@@ -234,7 +230,6 @@ void mt_guard_after(mt_guard *g, size_t unit, size_t first, size_t n)
     }
     u->covered += r->n ? 0 : n;
     *r = (struct range){first, n, sum};
-    pthread_mutex_unlock(&u->lock);
 }
 
 int mt_guard_check_trained(mt_guard *g, struct mt_err *err)
@@ -349,10 +344,7 @@ void mt_guard_destroy(mt_guard **guard)
     if (!g)
         return;
     if (g->started) {
-        pthread_mutex_lock(&g->lock);
-        g->quit = true;
-        pthread_cond_broadcast(&g->changed);
-        pthread_mutex_unlock(&g->lock);
+        mt_raise(&g->lock, &g->changed, &g->quit);
         pthread_join(g->thread, NULL);
     }
     for (size_t u = 0; g->units && u < g->n_units; u++)

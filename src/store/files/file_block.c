@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <xxhash.h>
 
+#include "base/lock.h"
 #include "base/mem.h"
 #include "store/files/file_priv.h"
 
@@ -46,9 +47,8 @@ void mt_file_block_begin(struct mt_file_block *b, struct mt_summed_part *p, size
     b->run = (struct mt_file_run){.piece = 0};
     for (int l = 0; l < p->p.n_lanes; l++)
         XXH3_64bits_reset(b->state[l]);
-    pthread_mutex_lock(&b->f->lock);
+    MT_LOCKED(&b->f->lock);
     b->inspect = !b->f->known[p->first_sum + index];
-    pthread_mutex_unlock(&b->f->lock);
 }
 
 static size_t bytes_in_file(const struct mt_file_piece *q)

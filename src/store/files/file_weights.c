@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/lock.h"
 #include "base/mem.h"
 #include "store/files/file_priv.h"
 
@@ -63,11 +64,10 @@ const char *mt_file_weights_tensor(const mt_file_weights *f, size_t i)
 
 void mt_file_weights_stats(mt_file_weights *f, struct mt_file_weights_stats *out)
 {
-    pthread_mutex_lock(&f->lock);
+    MT_LOCKED(&f->lock);
     *out = f->stats;
     if (f->n_under_way)
         out->busy_ns += mt_now_ns() - f->busy_since;
-    pthread_mutex_unlock(&f->lock);
 }
 
 bool mt_file_weights_direct(const mt_file_weights *f, size_t *n_drives)
