@@ -17,7 +17,7 @@
 
 /* A quarter of a drive's buffers is not read to, so that when many reads end at once, as those of virtual drives do, the
  * drive has others while these are summed. */
-enum { ALIGN = MT_DISK_ALIGN, SPARE = 4 };
+enum { ALIGN = MT_DISK_ALIGN, SPARE = 4, MOST_PLACING = 8 };
 
 /* --- requests -------------------------------------------------------------------------------- */
 
@@ -338,7 +338,7 @@ static int make_slots(mt_file_weights *f, unsigned depth, struct mt_err *err)
 static int n_threads(void)
 {
     cpu_set_t set;
-    return sched_getaffinity(0, sizeof(set), &set) ? MT_JOB_MAX_THREADS : CPU_COUNT(&set);
+    return sched_getaffinity(0, sizeof(set), &set) ? MOST_PLACING : MT_MIN(CPU_COUNT(&set), (int)MOST_PLACING);
 }
 
 static void wake_reader(void *transfers)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "store/io/io_backend.h"
+#include "store/io/io.h"
 
 #include "hw/probe.h"
 
@@ -28,34 +28,4 @@ void mt_io_destroy(mt_io **io)
     if (*io)
         (*io)->backend->destroy(*io);
     *io = NULL;
-}
-
-const char *mt_io_name(const mt_io *io)
-{
-    return io->backend->name;
-}
-
-int mt_io_set_files(mt_io *io, const int *fds, int n, struct mt_err *err)
-{
-    return io->backend->set_files(io, fds, n, err);
-}
-
-int mt_io_set_buffers(mt_io *io, const struct iovec *iov, int n)
-{
-    return io->backend->set_buffers(io, iov, n);
-}
-
-int mt_io_submit(mt_io *io, const struct mt_io_op *ops, int n)
-{
-    return io->backend->submit(io, ops, n);
-}
-
-int mt_io_wait(mt_io *io, struct mt_io_result *out, int max)
-{
-    return io->backend->wait(io, out, max);
-}
-
-void mt_io_wake(mt_io *io)
-{
-    io->backend->wake(io);
 }

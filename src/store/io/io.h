@@ -13,7 +13,7 @@
  * request to the kernel; its result is what the kernel returned, short counts and errors included. store/disk.h
  * continues short transfers and retries.
  *
- * Thread-safety: one thread, except mt_io_wake().
+ * Thread-safety: one thread, except wake().
  */
 typedef struct mt_io mt_io;
 
@@ -21,7 +21,7 @@ enum mt_io_kind { MT_IO_AUTO, MT_IO_URING, MT_IO_THREADS };
 
 struct mt_io_op {
     bool write;
-    int file;        /* index into mt_io_set_files()'s list */
+    int file;        /* index into the list of set_files() */
     void *buf;       /* must be valid until the result is returned */
     size_t bytes;
     uint64_t offset;
@@ -33,27 +33,39 @@ struct mt_io_result {
     int64_t res; /* bytes moved, or a negative errno */
 };
 
+/** Functions of a backend. `destroy` waits for operations under way. */
+struct mt_io_backend {
+    const char *name; /* "io_uring" or "threads" */
+    void (*destroy)(mt_io *io);
+    /** The caller keeps the descriptors open and closes them. Nothing may be under way. */
+    int (*set_files)(mt_io *io, const int *fds, int n, struct mt_err *err);
+    /** Memory that operations will use, to be registered with the kernel if possible. Nothing may be under way. Returns
+     * 0, or the error for which the memory is used unregistered, which is no failure. */
+    int (*set_buffers)(mt_io *io, const struct iovec *iov, int n);
+    /** An error is the backend's, not a file's: submit nothing more after it. */
+    int (*submit)(mt_io *io, const struct mt_io_op *ops, int n);
+    /** Waits for up to `max` results; returns their number, 0 after wake() or MT_IO_WAIT_MS, or a negative errno: then no
+     * more results come, and operations under way may never end. */
+    int (*wait)(mt_io *io, struct mt_io_result *out, int max);
+    /** Makes a waiting (or the next) wait() return. Any thread. */
+    void (*wake)(mt_io *io);
+};
+enum { MT_IO_WAIT_MS = 500 };
+
+/** First member of every backend's struct. */
+struct mt_io {
+    const struct mt_io_backend *backend;
+};
+
 /** At most `depth` operations without a result at a time. AUTO: io_uring if it is allowed, else threads; *why: the
  * reason why it is not io_uring, or NULL. `why` may be NULL. */
 int mt_io_create(mt_io **out, enum mt_io_kind kind, unsigned depth, const char **why,
                  struct mt_err *err);
-/** Waits for operations under way; accepts NULL. */
+/** Accepts NULL. */
 void mt_io_destroy(mt_io **io);
-/** "io_uring" or "threads". */
-const char *mt_io_name(const mt_io *io);
-/** The caller keeps the descriptors open and closes them. Nothing may be under way. */
-int mt_io_set_files(mt_io *io, const int *fds, int n, struct mt_err *err);
-/** Memory that operations will use, to be registered with the kernel if possible. Nothing may be under way. Returns 0,
- * or the error for which the memory is used unregistered, which is no failure. */
-int mt_io_set_buffers(mt_io *io, const struct iovec *iov, int n);
-/** An error is the backend's, not a file's: submit nothing more after it. */
-int mt_io_submit(mt_io *io, const struct mt_io_op *ops, int n);
-enum { MT_IO_WAIT_MS = 500 };
-/** Waits for up to `max` results; returns their number, 0 after mt_io_wake() or MT_IO_WAIT_MS, or a negative errno:
- * then no more results come, and operations under way may never end. */
-int mt_io_wait(mt_io *io, struct mt_io_result *out, int max);
-/** Makes a waiting (or the next) mt_io_wait() return. Any thread. */
-void mt_io_wake(mt_io *io);
+/** The backends. -ENOSYS: built without liburing; another errno: the kernel does not allow it. */
+int mt_io_uring_create(mt_io **out, unsigned depth, struct mt_err *err);
+int mt_io_threads_create(mt_io **out, unsigned depth, struct mt_err *err);
 
 /* --- for tests ------------------------------------------------------------------------------- */
 

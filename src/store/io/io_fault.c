@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "store/io/io_backend.h"
+#include "store/io/io.h"
 
 enum {
     REORDERED = 4, /* results that are returned in reverse order */
@@ -58,12 +58,14 @@ static void fault_destroy(mt_io *io)
 
 static int fault_set_files(mt_io *io, const int *fds, int n, struct mt_err *err)
 {
-    return mt_io_set_files(fault(io)->inner, fds, n, err);
+    struct mt_io *inner = fault(io)->inner;
+    return inner->backend->set_files(inner, fds, n, err);
 }
 
 static int fault_set_buffers(mt_io *io, const struct iovec *iov, int n)
 {
-    return mt_io_set_buffers(fault(io)->inner, iov, n);
+    struct mt_io *inner = fault(io)->inner;
+    return inner->backend->set_buffers(inner, iov, n);
 }
 
 static bool hits(struct fault_io *w, const struct mt_io_op *op)
@@ -92,7 +94,7 @@ static int64_t reported(enum mt_io_fault_kind k)
 
 static int pass_on(struct fault_io *w, const struct mt_io_op *op)
 {
-    int rc = mt_io_submit(w->inner, op, 1);
+    int rc = w->inner->backend->submit(w->inner, op, 1);
     w->inner_in_flight += !rc;
     return rc;
 }
@@ -246,7 +248,7 @@ static bool settle(struct fault_io *w, const struct mt_io_result *r)
 
 static int wait_inner(struct fault_io *w, struct mt_io_result *out, int max)
 {
-    int n = mt_io_wait(w->inner, out, max), kept = 0;
+    int n = w->inner->backend->wait(w->inner, out, max), kept = 0;
     w->inner_in_flight -= n > 0 ? (unsigned)n : 0;
     for (int i = 0; i < n; i++)
         if (settle(w, &out[i]))
@@ -299,7 +301,7 @@ static int fault_wait(mt_io *io, struct mt_io_result *out, int max)
 
 static void fault_wake(mt_io *io)
 {
-    mt_io_wake(fault(io)->inner);
+    fault(io)->inner->backend->wake(fault(io)->inner);
 }
 
 static const struct mt_io_backend backend = {

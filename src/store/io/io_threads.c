@@ -1,31 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The backend without io_uring: threads that call pread and pwrite. */
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "base/fs.h"
+#include "base/lock.h"
 #include "base/mem.h"
-#include "base/thread.h"
-#include "store/io/io_backend.h"
+#include "store/io/io.h"
+#include "store/io/job_pool.h"
 
-enum { MAX_THREADS = 32 };
+struct operation {
+    struct mt_job job;
+    struct mt_io_op op;
+    int fd;
+    int64_t res;
+    struct operation *next; /* of those that are free */
+};
 
 struct threads {
     struct mt_io base;
-    pthread_t thread[MAX_THREADS];
-    int n_threads;
+    mt_job_pool *pool;
     int *fds;
+    struct operation *operations, *free; /* [depth] */
     pthread_mutex_t lock;
-    pthread_cond_t work, result;
-    struct mt_io_op *ops; /* ring of `cap`: [head, tail) wait for a thread */
-    size_t cap, head, tail;
-    struct mt_io_result *results;
-    size_t n_results, in_flight;
-    bool woken, quit;
+    pthread_cond_t wakes;
+    bool woken; /* under lock: an operation has ended, or wake() */
 };
 
 static struct threads *threads(mt_io *io)
@@ -33,44 +34,22 @@ static struct threads *threads(mt_io *io)
     return (struct threads *)io;
 }
 
-static void *thread_main(void *arg)
+static void run(struct mt_job *job)
 {
-    struct threads *t = arg;
-    pthread_mutex_lock(&t->lock);
-    for (;;) {
-        while (t->head == t->tail && !t->quit)
-            pthread_cond_wait(&t->work, &t->lock);
-        if (t->head == t->tail)
-            break;
-        struct mt_io_op op = t->ops[t->head++ % t->cap];
-        int fd = t->fds[op.file];
-        pthread_mutex_unlock(&t->lock);
-        ssize_t n = op.write ? pwrite(fd, op.buf, op.bytes, (off_t)op.offset)
-                             : pread(fd, op.buf, op.bytes, (off_t)op.offset);
-        int64_t res = n < 0 ? -errno : n;
-        pthread_mutex_lock(&t->lock);
-        t->results[t->n_results++] = (struct mt_io_result){op.tag, res};
-        pthread_cond_signal(&t->result);
-    }
-    pthread_mutex_unlock(&t->lock);
-    return NULL;
+    struct operation *o = (struct operation *)job;
+    ssize_t n = o->op.write ? pwrite(o->fd, o->op.buf, o->op.bytes, (off_t)o->op.offset)
+                            : pread(o->fd, o->op.buf, o->op.bytes, (off_t)o->op.offset);
+    o->res = n < 0 ? -errno : n;
 }
 
 static void threads_destroy(mt_io *io)
 {
     struct threads *t = threads(io);
-    pthread_mutex_lock(&t->lock);
-    t->quit = true; /* a thread ends when the queue is empty */
-    pthread_cond_broadcast(&t->work);
-    pthread_mutex_unlock(&t->lock);
-    for (int i = 0; i < t->n_threads; i++)
-        pthread_join(t->thread[i], NULL);
-    pthread_cond_destroy(&t->work);
-    pthread_cond_destroy(&t->result);
+    mt_job_pool_destroy(&t->pool);
+    pthread_cond_destroy(&t->wakes);
     pthread_mutex_destroy(&t->lock);
     free(t->fds);
-    free(t->ops);
-    free(t->results);
+    free(t->operations);
     free(t);
 }
 
@@ -81,10 +60,8 @@ static int threads_set_files(mt_io *io, const int *fds, int n, struct mt_err *er
     if (!copy)
         return mt_fail_nomem(err, "a list of files", (size_t)n * sizeof(*copy));
     memcpy(copy, fds, (size_t)n * sizeof(*copy));
-    pthread_mutex_lock(&t->lock);
     free(t->fds);
     t->fds = copy;
-    pthread_mutex_unlock(&t->lock);
     return 0;
 }
 
@@ -96,49 +73,54 @@ static int threads_set_buffers(mt_io *, const struct iovec *, int)
 static int threads_submit(mt_io *io, const struct mt_io_op *ops, int n)
 {
     struct threads *t = threads(io);
-    int rc = 0;
-    pthread_mutex_lock(&t->lock);
-    for (int i = 0; i < n && !rc; i++) {
-        if (t->in_flight == t->cap) {
-            rc = -EBUSY;
-            break;
-        }
-        t->ops[t->tail++ % t->cap] = ops[i];
-        t->in_flight++;
+    for (int i = 0; i < n; i++) {
+        struct operation *o = t->free;
+        if (!o)
+            return -EBUSY;
+        t->free = o->next;
+        *o = (struct operation){.job.run = run, .op = ops[i], .fd = t->fds[ops[i].file]};
+        mt_job_pool_add(t->pool, &o->job);
     }
-    pthread_cond_broadcast(&t->work);
-    pthread_mutex_unlock(&t->lock);
-    return rc;
+    return 0;
 }
 
-static int threads_wait(mt_io *io, struct mt_io_result *out, int max)
+static void await(struct threads *t, bool any)
 {
-    struct threads *t = threads(io);
-    pthread_mutex_lock(&t->lock);
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += (MT_IO_WAIT_MS % 1000) * 1000000L;
     until.tv_sec += MT_IO_WAIT_MS / 1000 + until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
-    while (!t->n_results && !t->woken && pthread_cond_timedwait(&t->result, &t->lock, &until) != ETIMEDOUT)
+    MT_LOCKED(&t->lock);
+    while (!any && !t->woken && pthread_cond_timedwait(&t->wakes, &t->lock, &until) != ETIMEDOUT)
         ;
     t->woken = false;
-    size_t n = MT_MIN(t->n_results, (size_t)max);
-    memcpy(out, t->results, n * sizeof(*out));
-    memmove(t->results, t->results + n, (t->n_results - n) * sizeof(*out));
-    t->n_results -= n;
-    t->in_flight -= n;
-    pthread_mutex_unlock(&t->lock);
-    return (int)n;
+}
+
+static int threads_wait(mt_io *io, struct mt_io_result *out, int max)
+{
+    struct threads *t = threads(io);
+    struct mt_job *job = mt_job_pool_take(t->pool);
+    int n = 0;
+    await(t, job != NULL);
+    for (job = job ? job : mt_job_pool_take(t->pool); job; job = n < max ? mt_job_pool_take(t->pool) : NULL) {
+        struct operation *o = (struct operation *)job;
+        out[n++] = (struct mt_io_result){o->op.tag, o->res};
+        o->next = t->free;
+        t->free = o;
+    }
+    return n;
+}
+
+static void wake(void *ctx)
+{
+    struct threads *t = ctx;
+    mt_raise(&t->lock, &t->wakes, &t->woken);
 }
 
 static void threads_wake(mt_io *io)
 {
-    struct threads *t = threads(io);
-    pthread_mutex_lock(&t->lock);
-    t->woken = true;
-    pthread_cond_signal(&t->result);
-    pthread_mutex_unlock(&t->lock);
+    wake(threads(io));
 }
 
 static const struct mt_io_backend backend = {
@@ -157,21 +139,18 @@ int mt_io_threads_create(mt_io **out, unsigned depth, struct mt_err *err)
     if (!t)
         return mt_fail_nomem(err, "I/O threads", sizeof(*t));
     t->base.backend = &backend;
-    t->cap = depth;
     pthread_mutex_init(&t->lock, NULL);
-    pthread_cond_init(&t->work, NULL);
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&t->result, &clock);
+    pthread_cond_init(&t->wakes, &clock);
     pthread_condattr_destroy(&clock);
-    t->ops = mt_calloc(depth, sizeof(*t->ops));
-    t->results = mt_calloc(depth, sizeof(*t->results));
-    int rc = t->ops && t->results ? 0 : mt_fail_nomem(err, "I/O threads", depth * sizeof(*t->ops));
-    for (int i = 0; i < MT_MIN((int)depth, MAX_THREADS) && !rc; i++) {
-        rc = mt_thread_start(&t->thread[i], MT_PATH("mt-io/%hu", (unsigned short)i), thread_main, t, err);
-        t->n_threads += !rc;
-    }
+    t->operations = mt_calloc(depth, sizeof(*t->operations));
+    for (unsigned i = 0; i < depth && t->operations; i++)
+        t->operations[i].next = i + 1 < depth ? &t->operations[i + 1] : NULL;
+    t->free = t->operations;
+    int rc = t->operations ? mt_job_pool_create(&t->pool, "mt-io", (int)depth, wake, t, err)
+                           : mt_fail_nomem(err, "I/O threads", depth * sizeof(*t->operations));
     if (rc)
         threads_destroy(&t->base);
     else

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "store/io/io_backend.h"
+#include "store/io/io.h"
 
 enum {
     MAX_BUFFER = 1 << 30, /* the kernel registers no larger ones */
@@ -76,7 +76,7 @@ static bool end_wake(struct uring *u)
     struct __kernel_timespec most = {.tv_sec = MT_IO_WAIT_MS / 1000, .tv_nsec = (MT_IO_WAIT_MS % 1000) * 1000000LL};
     struct io_uring_cqe *cqe;
     int rc = 0;
-    mt_io_wake(&u->base);
+    u->base.backend->wake(&u->base);
     while (u->wake_armed && (!rc || rc == -EINTR || rc == -EAGAIN)) {
         rc = io_uring_wait_cqe_timeout(&u->ring, &cqe, &most);
         if (rc)
@@ -92,7 +92,7 @@ static void uring_destroy(mt_io *io)
     struct uring *u = uring(io);
     struct mt_io_result r[16];
     bool ended = true;
-    while (u->in_flight && mt_io_wait(io, r, 16) >= 0)
+    while (u->in_flight && io->backend->wait(io, r, 16) >= 0)
         ;
     if (u->has_ring) {
         ended = !u->wake_armed || end_wake(u);

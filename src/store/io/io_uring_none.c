@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Replaces io_uring.c in a build without liburing. */
-#include "store/io/io_backend.h"
+#include "store/io/io.h"
 
 int mt_io_uring_create(mt_io **, unsigned, struct mt_err *err)
 {

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "base/lock.h"
 #include "base/mem.h"
 #include "base/thread.h"
 
@@ -108,10 +109,7 @@ void mt_job_pool_destroy(mt_job_pool **pool)
     mt_job_pool *p = *pool;
     if (!p)
         return;
-    pthread_mutex_lock(&p->lock);
-    p->quit = true;
-    pthread_cond_broadcast(&p->work);
-    pthread_mutex_unlock(&p->lock);
+    mt_raise(&p->lock, &p->work, &p->quit);
     for (int i = 0; i < p->n_threads; i++)
         pthread_join(p->thread[i], NULL);
     pthread_cond_destroy(&p->work);
@@ -122,24 +120,19 @@ void mt_job_pool_destroy(mt_job_pool **pool)
 
 void mt_job_pool_add(mt_job_pool *p, struct mt_job *job)
 {
-    pthread_mutex_lock(&p->lock);
+    MT_LOCKED(&p->lock);
     push(&p->todo, job);
     pthread_cond_signal(&p->work);
-    pthread_mutex_unlock(&p->lock);
 }
 
 struct mt_job *mt_job_pool_take(mt_job_pool *p)
 {
-    pthread_mutex_lock(&p->lock);
-    struct mt_job *job = pop(&p->ended);
-    pthread_mutex_unlock(&p->lock);
-    return job;
+    MT_LOCKED(&p->lock);
+    return pop(&p->ended);
 }
 
 int64_t mt_job_pool_ns(mt_job_pool *p)
 {
-    pthread_mutex_lock(&p->lock);
-    int64_t ns = p->ns;
-    pthread_mutex_unlock(&p->lock);
-    return ns;
+    MT_LOCKED(&p->lock);
+    return p->ns;
 }

@@ -12,13 +12,14 @@ struct mt_job {
 };
 
 /**
- * Threads that do what would keep the thread of an I/O backend from its requests: they sum and copy what was read.
+ * Threads that do what would keep the thread of an I/O backend from its requests: they sum and copy what was read, or
+ * are the backend without io_uring.
  *
  * Thread-safety: one thread adds and takes.
  */
 typedef struct mt_job_pool mt_job_pool;
 
-enum { MT_JOB_MAX_THREADS = 8 };
+enum { MT_JOB_MAX_THREADS = 32 };
 
 /** `name`: of the threads, at most 8 characters. `wake` is called on one of them when a job has ended and none was
  * waiting to be taken. n_threads: at most MT_JOB_MAX_THREADS are started. */

@@ -75,7 +75,7 @@ static void submit(mt_transfers *t, struct mt_transfer *x)
     x->at = t->n_going;
     x->since = t->clock_ns;
     t->going[t->n_going++] = x;
-    int rc = mt_io_submit(t->io, &op, 1);
+    int rc = t->io->backend->submit(t->io, &op, 1);
     if (rc)
         give_up(t, rc, "a transfer was not accepted");
 }
@@ -193,7 +193,7 @@ void mt_transfers_wait(mt_transfers *t)
     if (t->broken || (t->waiting && !t->n_going))
         nanosleep(&(struct timespec){0, 10000000}, NULL); /* broken: the backend cannot be woken any more */
     else
-        n = mt_io_wait(t->io, r, MAX_RESULTS);
+        n = t->io->backend->wait(t->io, r, MAX_RESULTS);
     if (n < 0)
         give_up(t, n, "waiting for results failed");
     for (int i = 0; i < n && !t->broken; i++)
@@ -203,7 +203,7 @@ void mt_transfers_wait(mt_transfers *t)
 
 void mt_transfers_wake(mt_transfers *t)
 {
-    mt_io_wake(t->io);
+    t->io->backend->wake(t->io);
 }
 
 int mt_transfers_broken(const mt_transfers *t)
@@ -218,7 +218,7 @@ const char *mt_transfers_backend(const mt_transfers *t)
 
 int mt_transfers_set_buffers(mt_transfers *t, const struct iovec *iov, int n)
 {
-    return mt_io_set_buffers(t->io, iov, n);
+    return t->io->backend->set_buffers(t->io, iov, n);
 }
 
 static int open_io(mt_transfers *t, const char **why, struct mt_err *err)
@@ -231,8 +231,8 @@ static int open_io(mt_transfers *t, const char **why, struct mt_err *err)
         fds[i] = t->files[i].fd;
     int rc = mt_io_create(&t->io, p->io, p->fault ? 2 * p->depth : p->depth, why, err); /* faults add operations */
     if (!rc) {
-        t->io_name = mt_io_name(t->io);
-        rc = mt_io_set_files(t->io, fds, (int)p->n_files, err);
+        t->io_name = t->io->backend->name;
+        rc = t->io->backend->set_files(t->io, fds, (int)p->n_files, err);
     }
     if (!rc && p->fault) {
         mt_io *inner = t->io;

@@ -67,7 +67,7 @@ int mt_transfers_open(mt_transfers **out, const struct mt_transfers_params *p, c
  * the caller must not free, stay reachable until the process exits, and descriptors must stay open.
  */
 bool mt_transfers_close(mt_transfers **t, void *keep);
-/** As mt_io_name() and mt_io_set_buffers(). */
+/** The name of the backend, and its set_buffers(). */
 const char *mt_transfers_backend(const mt_transfers *t);
 int mt_transfers_set_buffers(mt_transfers *t, const struct iovec *iov, int n);
 

@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include "base/lock.h"
+
 /** Waits for requests that end on another thread. */
 struct mt_waiter {
     pthread_mutex_t lock;
@@ -18,16 +20,14 @@ static inline struct mt_waiter mt_waiter_for(int n_requests)
 /** A request has ended. */
 static inline void mt_waiter_end(struct mt_waiter *w)
 {
-    pthread_mutex_lock(&w->lock);
+    MT_LOCKED(&w->lock);
     w->left--;
     pthread_cond_signal(&w->ended);
-    pthread_mutex_unlock(&w->lock);
 }
 
 static inline void mt_waiter_wait(struct mt_waiter *w)
 {
-    pthread_mutex_lock(&w->lock);
+    MT_LOCKED(&w->lock);
     while (w->left)
         pthread_cond_wait(&w->ended, &w->lock);
-    pthread_mutex_unlock(&w->lock);
 }
