@@ -20,7 +20,7 @@ struct merging {
     const struct mt_tensor *t;
     enum mt_dtype dtype;
     struct mt_merge_adapter a;
-    struct mt_packed_plane from; /* packed */
+    struct mt_packed_matrix from; /* packed */
     void *w, *factor[3];         /* in dtype: the matrix; A, B, magnitudes */
     float *norms, *scales;
     uint8_t *codes;
@@ -66,7 +66,7 @@ static int read_matrix(struct merging *m, struct mt_err *err)
     for (size_t at = 0, k; at < n && !rc; at += k) {
         float x[1024];
         k = MT_MIN(n - at, MT_ARRAY_LEN(x));
-        mt_packed_plane_values(&m->from, at, k, x);
+        mt_packed_matrix_values(&m->from, at, k, x);
         for (size_t i = 0; i < k; i++)
             if (m->dtype == MT_BF16)
                 ((uint16_t *)m->w)[at + i] = mt_f32_to_bf16(x[i]);
@@ -78,7 +78,7 @@ static int read_matrix(struct merging *m, struct mt_err *err)
 
 static void finish(struct merging *m)
 {
-    mt_packed_plane_finish(&m->from);
+    mt_packed_matrix_finish(&m->from);
     free(m->w);
     for (int i = 0; i < 3; i++)
         free(m->factor[i]);

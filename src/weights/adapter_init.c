@@ -34,7 +34,7 @@ static int init_factor(const struct mt_tensor *t, mt_plane_set *planes, uint64_t
 struct matrix {
     const struct mt_tensor *w;
     mt_plane_set *planes;
-    struct mt_packed_plane packed; /* if it is packed */
+    struct mt_packed_matrix packed; /* if it is packed */
 };
 
 static int row_norm(const struct matrix *m, size_t row, float *buf, float *norm, struct mt_err *err)
@@ -45,7 +45,7 @@ static int row_norm(const struct matrix *m, size_t row, float *buf, float *norm,
         size_t n = MT_MIN((size_t)PIECE, in - at);
         int rc = 0;
         if (m->packed.codes)
-            mt_packed_plane_values(&m->packed, row * in + at, n, buf);
+            mt_packed_matrix_values(&m->packed, row * in + at, n, buf);
         else
             rc = mt_tensor_read_masters(m->planes, m->w, row * in + at, n, buf, err);
         if (rc)
@@ -74,7 +74,7 @@ static int init_magnitude(const struct mt_layout *l, const struct mt_tensor *w, 
             rc = row_norm(&matrix, first + i, buf, &norm[i], err);
         rc = rc ?: mt_tensor_write_masters(planes, m, first, n, norm, err);
     }
-    mt_packed_plane_finish(&matrix.packed);
+    mt_packed_matrix_finish(&matrix.packed);
     return rc;
 }
 

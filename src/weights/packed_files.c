@@ -453,70 +453,60 @@ int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *
 
 /* --- as f32 ---------------------------------------------------------------------------------------- */
 
-static int read_nested(struct mt_packed_reader *r, const struct mt_tensor *t, size_t n, struct mt_err *err)
+static int read_nested(float *scales, size_t n, const struct mt_st_model *st, const struct mt_packed_source *src,
+                       const struct mt_tensor *t, struct mt_err *err)
 {
-    float map[256], offset, *nested = mt_calloc(mt_div_up(n, MT_NF4_NESTED), sizeof(*nested));
+    float map[256], offset;
+    MT_FREED float *nested = mt_calloc(mt_div_up(n, MT_NF4_NESTED), sizeof(*nested));
     MT_FREED uint8_t *bytes = mt_calloc(n, 1);
-    int rc = nested && bytes ? mt_packed_read_offset(r->st, &r->src, t, &offset, err) : mt_fail_nomem(err, t->name, n);
-    rc = rc ?: mt_st_read_f32(r->st, r->src.nested_map, 0, 256, map, err)
-            ?: mt_st_read_f32(r->st, r->src.nested_scales, 0, mt_div_up(n, MT_NF4_NESTED), nested, err)
-            ?: mt_st_read_raw(r->st, r->src.scales, 0, n, bytes, err);
+    int rc = nested && bytes ? mt_packed_read_offset(st, src, t, &offset, err) : mt_fail_nomem(err, t->name, n);
+    rc = rc ?: mt_st_read_f32(st, src->nested_map, 0, 256, map, err)
+            ?: mt_st_read_f32(st, src->nested_scales, 0, mt_div_up(n, MT_NF4_NESTED), nested, err)
+            ?: mt_st_read_raw(st, src->scales, 0, n, bytes, err);
     for (size_t i = 0; i < n && !rc; i++) {
         float s = map[bytes[i]] * nested[i / MT_NF4_NESTED];
-        r->scales[i] = s + offset;
+        scales[i] = s + offset;
     }
-    free(nested);
     return rc;
 }
 
 /* Scales of a byte. */
-static int read_small(struct mt_packed_reader *r, const struct mt_tensor *t, size_t n, struct mt_err *err)
+static int read_small(float *scales, size_t n, const struct mt_st_model *st, const struct mt_packed_source *src,
+                      const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err)
 {
     float factor = 1;
     MT_FREED uint8_t *bytes = mt_calloc(n, 1);
-    const struct share share = {r->src.scales, r->src.rows, n / (size_t)t->shape[0]};
-    int rc = bytes ? read_part(r->st, &share, 0, n, bytes, err)
+    const struct share share = {src->scales, src->rows, n / (size_t)t->shape[0]};
+    int rc = bytes ? read_part(st, &share, 0, n, bytes, err)
                    : mt_fail_nomem(err, t->name, n);
-    if (!rc && r->src.factor)
-        rc = mt_st_read_f32(r->st, r->src.factor, 0, 1, &factor, err);
-    if (!rc && r->summer)
-        mt_summer_add(r->summer, bytes, n);
-    if (!rc && r->summer && r->src.factor)
-        mt_summer_add(r->summer, &factor, sizeof(factor));
+    if (!rc && src->factor)
+        rc = mt_st_read_f32(st, src->factor, 0, 1, &factor, err);
+    if (!rc && summer)
+        mt_summer_add(summer, bytes, n);
+    if (!rc && summer && src->factor)
+        mt_summer_add(summer, &factor, sizeof(factor));
     for (size_t i = 0; i < n && !rc; i++)
-        r->scales[i] = mt_scale_to_f32(r->src.scale, bytes, &factor, i);
+        scales[i] = mt_scale_to_f32(src->scale, bytes, &factor, i);
     return rc;
 }
 
-int mt_packed_reader_init(struct mt_packed_reader *r, const struct mt_st_model *st, const struct mt_packed_source *src,
-                          const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err)
+int mt_packed_file_read(struct mt_packed_matrix *out, const struct mt_st_model *st, const struct mt_packed_source *src,
+                        const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err)
 {
-    size_t rows = (size_t)t->shape[0], n = mt_packed_n_scales(src->format, rows, (size_t)t->shape[1]);
-    size_t bytes = mt_packed_code_bytes(src->format, rows, (size_t)t->shape[1]);
-    *r = (struct mt_packed_reader){.st = st, .src = *src, .cols = (size_t)t->shape[1], .summer = summer,
-                                   .codes = malloc(bytes), .scales = mt_calloc(n, sizeof(float))};
+    size_t rows = (size_t)t->shape[0], cols = (size_t)t->shape[1], n = mt_packed_n_scales(src->format, rows, cols);
+    size_t bytes = mt_packed_code_bytes(src->format, rows, cols);
+    *out = (struct mt_packed_matrix){.format = src->format, .cols = cols, .codes = malloc(bytes),
+                                     .scales = mt_calloc(n, sizeof(float))};
     const struct share share = {src->codes, src->rows, bytes / rows};
-    int rc = r->codes && r->scales ? read_part(st, &share, 0, bytes, r->codes, err)
-                                   : mt_fail_nomem(err, t->name, bytes);
+    int rc = out->codes && out->scales ? read_part(st, &share, 0, bytes, out->codes, err)
+                                       : mt_fail_nomem(err, t->name, bytes);
     if (rc)
         return rc;
     if (summer) {
         mt_summer_begin(summer);
-        mt_summer_add(summer, r->codes, bytes);
+        mt_summer_add(summer, out->codes, bytes);
     }
-    return src->scale == MT_SCALE_NESTED ? read_nested(r, t, n, err)
-           : mt_scale_size(src->scale) == 1 ? read_small(r, t, n, err)
-                                            : mt_st_read_f32(st, src->scales, 0, n, r->scales, err);
-}
-
-void mt_packed_reader_finish(struct mt_packed_reader *r)
-{
-    free(r->codes);
-    free(r->scales);
-}
-
-int mt_packed_read_f32(struct mt_packed_reader *r, size_t first, size_t n, float *dst, struct mt_err *)
-{
-    mt_packed_values(r->src.format, r->cols, r->codes, r->scales, first, n, dst);
-    return 0;
+    return src->scale == MT_SCALE_NESTED ? read_nested(out->scales, n, st, src, t, err)
+           : mt_scale_size(src->scale) == 1 ? read_small(out->scales, n, st, src, t, summer, err)
+                                            : mt_st_read_f32(st, src->scales, 0, n, out->scales, err);
 }

@@ -5,6 +5,7 @@
 #include "model/packing.h"
 #include "store/block_sum.h"
 #include "store/planes.h"
+#include "weights/packed_planes.h"
 
 /* Packed tensors of files: finding, copying, reading as f32. */
 
@@ -40,18 +41,7 @@ int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *
  * product with a code may not be are refused, too. */
 bool mt_packed_is_finite(enum mt_packed f, enum mt_scale scale, size_t piece, size_t at, const char *data, size_t n);
 
-/** A packed source that is read as f32. */
-struct mt_packed_reader {
-    const struct mt_st_model *st;
-    struct mt_packed_source src;
-    size_t cols;
-    uint8_t *codes;
-    float *scales; /* all of them */
-    struct mt_summer *summer;
-};
-/** summer: for MXFP4, begun here and given codes and scales as by mt_packed_copy(); NULL: not wanted. */
-int mt_packed_reader_init(struct mt_packed_reader *r, const struct mt_st_model *st, const struct mt_packed_source *src,
-                          const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err);
-void mt_packed_reader_finish(struct mt_packed_reader *r);
-/** Elements [first, first + n) of the tensor. */
-int mt_packed_read_f32(struct mt_packed_reader *r, size_t first, size_t n, float *dst, struct mt_err *err);
+/** Reads a packed tensor whole. summer: for MXFP4, begun here and given codes and scales as by mt_packed_copy(); NULL:
+ * not wanted. Finish it also after an error. */
+int mt_packed_file_read(struct mt_packed_matrix *out, const struct mt_st_model *st, const struct mt_packed_source *src,
+                        const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err);

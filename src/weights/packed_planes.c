@@ -56,32 +56,32 @@ static int read_scales(float *scales, float *factor, size_t n, const struct sour
     return rc;
 }
 
-int mt_packed_plane_read(struct mt_packed_plane *out, mt_plane_set *planes, const struct mt_tensor *t,
+int mt_packed_plane_read(struct mt_packed_matrix *out, mt_plane_set *planes, const struct mt_tensor *t,
                          struct mt_err *err)
 {
     struct source s = {.t = t, .planes = planes};
     size_t n = mt_packed_n_scales(t->packed, (size_t)t->shape[0], (size_t)t->shape[1]);
     int rc = 0;
     s.n = mt_packed_pieces(s.piece, t);
-    *out = (struct mt_packed_plane){.format = t->packed, .cols = (size_t)t->shape[1]};
+    *out = (struct mt_packed_matrix){.format = t->packed, .cols = (size_t)t->shape[1]};
     out->codes = read_piece(&s, s.piece[0].name + strlen(t->name), &rc, err);
     out->scales = mt_calloc(n, sizeof(float));
     if (!rc && !out->scales)
         rc = mt_fail_nomem(err, t->name, n * sizeof(float));
     rc = rc ?: read_scales(out->scales, &out->factor, n, &s, err);
     if (rc)
-        mt_packed_plane_finish(out);
+        mt_packed_matrix_finish(out);
     return rc;
 }
 
-void mt_packed_plane_values(const struct mt_packed_plane *p, size_t first, size_t n, float *dst)
+void mt_packed_matrix_values(const struct mt_packed_matrix *p, size_t first, size_t n, float *dst)
 {
     mt_packed_values(p->format, p->cols, p->codes, p->scales, first, n, dst);
 }
 
-void mt_packed_plane_finish(struct mt_packed_plane *p)
+void mt_packed_matrix_finish(struct mt_packed_matrix *p)
 {
     free(p->codes);
     free(p->scales);
-    *p = (struct mt_packed_plane){.codes = NULL};
+    *p = (struct mt_packed_matrix){.codes = NULL};
 }

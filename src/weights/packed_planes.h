@@ -4,16 +4,18 @@
 #include "model/packing.h"
 #include "store/planes.h"
 
-/** A packed tensor of the planes, read whole into host memory: for what is computed once, before training. */
-struct mt_packed_plane {
+/** A packed tensor, read whole into host memory: from files (packed_files.h), or from the planes, for what is computed
+ * once, before training. */
+struct mt_packed_matrix {
     enum mt_packed format;
     size_t cols;
     uint8_t *codes; /* owned */
     float *scales;  /* owned; all of them, as f32 */
     float factor;   /* that is part of E4M3 ones */
 };
-int mt_packed_plane_read(struct mt_packed_plane *out, mt_plane_set *planes, const struct mt_tensor *t,
+int mt_packed_plane_read(struct mt_packed_matrix *out, mt_plane_set *planes, const struct mt_tensor *t,
                          struct mt_err *err);
 /** Decodes elements [first, first + n) of the tensor. */
-void mt_packed_plane_values(const struct mt_packed_plane *p, size_t first, size_t n, float *dst);
-void mt_packed_plane_finish(struct mt_packed_plane *p);
+void mt_packed_matrix_values(const struct mt_packed_matrix *p, size_t first, size_t n, float *dst);
+/** Accepts one of zeros. */
+void mt_packed_matrix_finish(struct mt_packed_matrix *p);

@@ -27,8 +27,7 @@ int mt_sources_open(struct mt_sources *out, const struct mt_layout *l, const cha
 /* Forgets the codes of the tensor that was decoded last. */
 static void forget(struct mt_sources *s)
 {
-    if (s->decoded)
-        mt_packed_reader_finish(&s->packed);
+    mt_packed_matrix_finish(&s->packed);
     s->decoded = NULL;
 }
 
@@ -57,11 +56,12 @@ int mt_sources_read_f32(struct mt_sources *s, const struct mt_tensor *t, size_t 
     if (s->decoded != t || again) {
         forget(s);
         s->decoded = t;
-        rc = mt_packed_reader_init(&s->packed, &s->st, src, t, s->plain.summer, err);
+        rc = mt_packed_file_read(&s->packed, &s->st, src, t, s->plain.summer, err);
     }
-    rc = rc ?: mt_packed_read_f32(&s->packed, first, n, dst, err);
     if (rc)
         forget(s);
+    else
+        mt_packed_matrix_values(&s->packed, first, n, dst);
     return rc;
 }
 

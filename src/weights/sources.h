@@ -13,7 +13,7 @@ struct mt_sources {
     struct mt_st_model st;
     struct mt_packed_source *of; /* [n_tensors] of the layout; `codes` NULL: the files do not have it, or it is an adapter's */
     struct mt_stored_reader plain; /* its `summer` sums all that is read; the caller sets it */
-    struct mt_packed_reader packed;
+    struct mt_packed_matrix packed;
     const struct mt_tensor *decoded; /* that `packed` is of; NULL: none */
 };
 /** Opens DIR's safetensors and finds the layout's tensors in them. Close it also after an error. */

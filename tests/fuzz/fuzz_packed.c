@@ -28,7 +28,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static float x[130 * 64];
     struct mt_st_model st;
     struct mt_packed_source src = {.codes = NULL};
-    struct mt_packed_reader r;
+    struct mt_packed_matrix m;
     struct mt_err err = {0};
     if (!size || mt_st_open_file(&st, fuzz_file(data + 1, size - 1), NULL))
         return 0;
@@ -43,8 +43,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         t.aux = mt_packed_code_bytes(src.format, (size_t)shape[0], (size_t)shape[1]);
         bool finite = is_finite(&st, &src, &t);
         fuzz_assert(!mt_packed_copy(&st, &src, &t, NULL, NULL, &err) || err.msg[0]);
-        rc = mt_packed_reader_init(&r, &st, &src, &t, NULL, &err) ?: mt_packed_read_f32(&r, 0, t.n, x, &err);
-        mt_packed_reader_finish(&r);
+        rc = mt_packed_file_read(&m, &st, &src, &t, NULL, &err);
+        if (!rc)
+            mt_packed_matrix_values(&m, 0, t.n, x);
+        mt_packed_matrix_finish(&m);
         fuzz_assert(!rc || err.msg[0]);
         for (size_t i = 0; !rc && finite && i < t.n; i++)
             fuzz_assert(isfinite(x[i]));

@@ -72,15 +72,15 @@ TEST(files_are_read_as_their_reference_code_does)
     for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
         struct mt_tensor t = matrix(i);
         struct mt_packed_source src;
-        struct mt_packed_reader r;
+        struct mt_packed_matrix m;
         float *got = mt_calloc(t.n, sizeof(*got));
         MUST(mt_packed_find, &src, &st, NULL, &t);
         assert_int_equal(src.format, cases[i].format);
         assert_int_equal(src.scale == MT_SCALE_NESTED, !strcmp(cases[i].name, "nested"));
-        assert_int_equal(mt_packed_reader_init(&r, &st, &src, &t, NULL, NULL), 0);
-        assert_int_equal(mt_packed_read_f32(&r, 0, t.n, got, NULL), 0);
+        assert_int_equal(mt_packed_file_read(&m, &st, &src, &t, NULL, NULL), 0);
+        mt_packed_matrix_values(&m, 0, t.n, got);
         expect_decoded(cases[i].name, got, t.n);
-        mt_packed_reader_finish(&r);
+        mt_packed_matrix_finish(&m);
         free(got);
     }
 }
