@@ -245,15 +245,12 @@ static int make_temporary(const char *to, char **tmp, int *lock, struct mt_err *
  * all. */
 static int verify_named(const char *from, cJSON **named, struct mt_err *err)
 {
-    cJSON *state = NULL;
-    char sealed[MT_SUM_TEXT];
-    bool full;
+    MT_SEALED_FREED struct mt_sealed sealed = {.json = NULL};
     MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = NULL;
     *named = NULL;
-    if (!mt_path_exists(from) || mt_seal_read(from, &state, sealed, &full, NULL)) /* not a checkpoint */
+    if (!mt_path_exists(from) || mt_seal_read(from, &sealed, NULL)) /* not a checkpoint */
         return 0;
-    *named = cJSON_DetachItemFromObject(mt_json_get(state, "frozen"), "tensors");
-    cJSON_Delete(state);
+    *named = cJSON_DetachItemFromObject(mt_json_get(sealed.json, "frozen"), "tensors");
     int rc = *named ? mt_weights_layout(&l, from, true, NULL, err) : 0;
     if (*named && !rc)
         rc = mt_weights_mark_stored(l, from, MT_PACKED_NONE, NULL, err);

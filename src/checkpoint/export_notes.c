@@ -83,12 +83,11 @@ static void dtype_of_files(const char *model, const char *dir, char *buf, size_t
 
 void mt_export_warn_of_weights(const char *from)
 {
-    char sealed[MT_SUM_TEXT], dtype[32];
-    bool full = true;
-    MT_JSON_FREED cJSON *state = NULL;
-    int rc = mt_seal_read(from, &state, sealed, &full, NULL);
+    char dtype[32];
+    MT_SEALED_FREED struct mt_sealed sealed = {.json = NULL};
+    int rc = mt_seal_read(from, &sealed, NULL);
     dtype_of_files(NULL, from, dtype, sizeof(dtype));
-    if (!rc && !full && !strcmp(dtype, "bfloat16"))
+    if (!rc && !sealed.full && !strcmp(dtype, "bfloat16"))
         mt_warn("%s has weights alone, in bf16, so that is what the export has in f32: FP32 masters are in checkpoints that were saved with "
                 "checkpoint.save = full", from);
 }

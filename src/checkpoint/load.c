@@ -200,17 +200,15 @@ static int read_reference(const char *dir, const cJSON *state, struct mt_train_s
 
 int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct mt_err *err)
 {
-    MT_JSON_FREED cJSON *state = NULL;
-    char sum[MT_SUM_TEXT];
-    bool full;
-    int rc = mt_seal_read(dir, &state, sum, &full, err);
-    if (!rc && !full)
+    MT_SEALED_FREED struct mt_sealed state = {.json = NULL};
+    int rc = mt_seal_read(dir, &state, err);
+    if (!rc && !state.full)
         rc = mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT,
                      "%s holds only weights, no training state: it cannot be resumed, but can be used as model.path", dir);
-    rc = rc ?: mt_train_state_from_json(out, state, dir, err)
-            ?: read_reference(dir, state, out, err);
+    rc = rc ?: mt_train_state_from_json(out, state.json, dir, err)
+            ?: read_reference(dir, state.json, out, err);
     if (!rc)
-        memcpy(out->sum, sum, sizeof(sum));
+        memcpy(out->sum, state.sum, sizeof(state.sum));
     return rc;
 }
 
@@ -318,14 +316,12 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
     enum { PIECE = 1 << 20 };
     struct reader r = {.hash = XXH3_createState(), .buf = mt_calloc(PIECE, sizeof(float)), .piece = PIECE,
                        .planes = planes};
-    MT_JSON_FREED cJSON *sealed = NULL;
-    char sum[MT_SUM_TEXT];
-    bool full;
-    int rc = r.buf && r.hash ? mt_seal_read(dir, &sealed, sum, &full, err)
+    MT_SEALED_FREED struct mt_sealed sealed = {.json = NULL};
+    int rc = r.buf && r.hash ? mt_seal_read(dir, &sealed, err)
                              : mt_fail_nomem(err, "loading a checkpoint", PIECE * sizeof(float));
-    r.named = rc ? NULL : mt_json_get(mt_json_get(sealed, "frozen"), "tensors");
+    r.named = rc ? NULL : mt_json_get(mt_json_get(sealed.json, "frozen"), "tensors");
     for (size_t u = 0; u < l->n_units && !rc; u++)
-        rc = load_unit(&r, dir, mt_json_get(sealed, "files"), l, &l->units[u], err);
+        rc = load_unit(&r, dir, mt_json_get(sealed.json, "files"), l, &l->units[u], err);
     XXH3_freeState(r.hash);
     free(r.buf);
     if (!rc && !l->n_adapters) /* packed tensors are in the checkpoint's weights, which were verified as whole files */

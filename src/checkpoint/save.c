@@ -317,16 +317,17 @@ int mt_checkpoint_amend(const struct mt_checkpoint_save *s, struct mt_err *err)
 {
     struct mt_checkpoint_save again = *s;
     struct mt_saver v = {.s = &again, .vfs = s->vfs ? s->vfs : &mt_vfs_posix};
-    char final[4096], sum[MT_SUM_TEXT];
-    MT_JSON_FREED cJSON *old = NULL;
+    char final[4096];
+    MT_SEALED_FREED struct mt_sealed old = {.json = NULL};
     mt_path_printf(final, sizeof(final), "%s/checkpoint-%llu", s->dir, (unsigned long long)s->state->step);
     mt_path_printf(v.tmp, sizeof(v.tmp), "%s.tmp", final);
     mt_json_begin();
-    int rc = mt_seal_read(final, &old, sum, &again.full, err);
+    int rc = mt_seal_read(final, &old, err);
     if (rc)
         return rc;
-    v.files = mt_json_get(old, "files") ? cJSON_DetachItemFromObjectCaseSensitive(old, "files") : NULL;
-    v.frozen = cJSON_DetachItemFromObjectCaseSensitive(old, "frozen");
+    again.full = old.full;
+    v.files = mt_json_get(old.json, "files") ? cJSON_DetachItemFromObjectCaseSensitive(old.json, "files") : NULL;
+    v.frozen = cJSON_DetachItemFromObjectCaseSensitive(old.json, "frozen");
     rc = v.files ? amend(&v, final, err) : mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s does not list its files", final);
     if (!rc)
         memcpy(s->history->sum, v.sum, sizeof(v.sum));

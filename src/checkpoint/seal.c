@@ -51,7 +51,12 @@ static int read_seal(const char *path, const char *name, char want[MT_SUM_TEXT],
     return 0;
 }
 
-int mt_seal_read(const char *dir, cJSON **out, char sum_text[MT_SUM_TEXT], bool *full, struct mt_err *err)
+void mt_sealed_finish(struct mt_sealed *s)
+{
+    cJSON_Delete(s->json);
+}
+
+int mt_seal_read(const char *dir, struct mt_sealed *out, struct mt_err *err)
 {
     char path[4096], seal[4096], want[MT_SUM_TEXT];
     uint64_t sum, size;
@@ -59,8 +64,8 @@ int mt_seal_read(const char *dir, cJSON **out, char sum_text[MT_SUM_TEXT], bool 
     mt_path_printf(path, sizeof(path), "%s/megatrain/" MT_STATE_NAME, dir);
     mt_path_printf(seal, sizeof(seal), "%s/megatrain/seal.json", dir);
     bool weights = false;
-    int rc = look_for(path, full, err);
-    if (!rc && !*full) {
+    int rc = look_for(path, &out->full, err);
+    if (!rc && !out->full) {
         name = MT_MANIFEST_NAME;
         mt_path_printf(path, sizeof(path), "%s/megatrain/" MT_MANIFEST_NAME, dir);
         rc = look_for(path, &weights, err);
@@ -77,10 +82,10 @@ int mt_seal_read(const char *dir, cJSON **out, char sum_text[MT_SUM_TEXT], bool 
             ?: mt_sum_file(path, 0, UINT64_MAX, &sum, &size, err);
     if (rc)
         return rc;
-    mt_sum_format(sum_text, sum);
-    if (strcmp(sum_text, want))
+    mt_sum_format(out->sum, sum);
+    if (strcmp(out->sum, want))
         return mt_checkpoint_damaged(err, path, "its checksum is not the one in its seal");
-    return mt_json_read_file(out, path, MT_ERR_CHECKPOINT, err);
+    return mt_json_read_file(&out->json, path, MT_ERR_CHECKPOINT, err);
 }
 
 void mt_checkpoint_id_finish(struct mt_checkpoint_id *id)
@@ -91,16 +96,18 @@ void mt_checkpoint_id_finish(struct mt_checkpoint_id *id)
 int mt_checkpoint_identify(const char *dir, struct mt_checkpoint_id *out, struct mt_err *err)
 {
     struct mt_checkpoint_id id = {0};
-    MT_JSON_FREED cJSON *o = NULL;
+    MT_SEALED_FREED struct mt_sealed s = {.json = NULL};
     char *end = NULL;
-    int rc = mt_seal_read(dir, &o, id.sum, &id.full, err);
+    int rc = mt_seal_read(dir, &s, err);
     if (rc)
         return rc;
-    const cJSON *step = mt_json_get(o, "step");
+    memcpy(id.sum, s.sum, sizeof(id.sum));
+    id.full = s.full;
+    const cJSON *step = mt_json_get(s.json, "step");
     id.step = cJSON_IsString(step) ? strtoull(step->valuestring, &end, 10) : 0;
     if (!end || *end || end == step->valuestring)
         rc = mt_checkpoint_damaged(err, dir, "it has no step");
-    rc = rc ?: mt_lineage_from_json(&id.lineage, o, dir, err);
+    rc = rc ?: mt_lineage_from_json(&id.lineage, s.json, dir, err);
     if (!rc)
         *out = id;
     return rc;

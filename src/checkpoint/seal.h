@@ -22,9 +22,17 @@ struct mt_checkpoint_id {
 void mt_checkpoint_id_finish(struct mt_checkpoint_id *id);
 
 /**
- * Reads and verifies DIR/megatrain/state.json, or manifest.json if there is no training state; `sum` receives its
- * checksum. MT_ERR_CHECKPOINT: -EBADMSG if it is damaged, -ENOENT if there is none, else the error of reading it.
+ * Reads and verifies DIR/megatrain/state.json, or manifest.json if there is no training state.
+ * MT_ERR_CHECKPOINT: -EBADMSG if it is damaged, -ENOENT if there is none, else the error of reading it.
  */
-int mt_seal_read(const char *dir, cJSON **out, char sum[MT_SUM_TEXT], bool *full, struct mt_err *err);
+struct mt_sealed {
+    cJSON *json;
+    char sum[MT_SUM_TEXT];
+    bool full; /* state.json */
+};
+int mt_seal_read(const char *dir, struct mt_sealed *out, struct mt_err *err);
+/** Before the declaration of one, with its first value: it is deleted where its scope ends. */
+#define MT_SEALED_FREED MT_CLOSED_BY(mt_sealed_finish)
+void mt_sealed_finish(struct mt_sealed *s);
 /** The same, reading only its identity. */
 int mt_checkpoint_identify(const char *dir, struct mt_checkpoint_id *out, struct mt_err *err);

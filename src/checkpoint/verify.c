@@ -119,24 +119,22 @@ static int check_list(const char *dir, const cJSON *files, bool full, struct mt_
     return 0;
 }
 
-static int verify_list(const char *dir, const cJSON *sealed, bool full, struct mt_err *err)
+static int verify_list(const char *dir, const struct mt_sealed *s, struct mt_err *err)
 {
-    const cJSON *files = mt_json_get(sealed, "files");
+    const cJSON *files = mt_json_get(s->json, "files");
     int rc = cJSON_IsObject(files) && files->child ? 0 : mt_checkpoint_damaged(err, dir, "its state.json lists no files");
-    return rc ?: check_list(dir, files, full, err);
+    return rc ?: check_list(dir, files, s->full, err);
 }
 
 int mt_checkpoint_verify(const char *dir, struct mt_err *err)
 {
-    MT_JSON_FREED cJSON *sealed = NULL;
-    char sum[MT_SUM_TEXT];
-    bool full;
-    int rc = mt_seal_read(dir, &sealed, sum, &full, err)
-          ?: verify_list(dir, sealed, full, err)
-          ?: verify_files(dir, mt_json_get(sealed, "files"), err);
-    if (!rc && full) {
+    MT_SEALED_FREED struct mt_sealed sealed = {.json = NULL};
+    int rc = mt_seal_read(dir, &sealed, err)
+          ?: verify_list(dir, &sealed, err)
+          ?: verify_files(dir, mt_json_get(sealed.json, "files"), err);
+    if (!rc && sealed.full) {
         struct mt_train_state st;
-        rc = mt_train_state_from_json(&st, sealed, dir, err);
+        rc = mt_train_state_from_json(&st, sealed.json, dir, err);
         if (!rc)
             mt_train_state_finish(&st);
     }
@@ -149,20 +147,17 @@ static int fail_sealed(const char *dir, int rc, const struct mt_err *why, struct
                    why->msg, dir);
 }
 
-/* The seal of a model's folder, with a complete list of files; *out NULL: it has none. */
-static int read_model_seal(const char *dir, cJSON **out, struct mt_err *err)
+/* The seal of a model's folder, with a complete list of files; without any, all 0: it has none. */
+static int read_model_seal(const char *dir, struct mt_sealed *out, struct mt_err *err)
 {
-    char sum[MT_SUM_TEXT];
-    bool full;
-    *out = NULL;
     if (!mt_path_exists(MT_PATH("%s/megatrain/seal.json", dir)))
         return 0;
-    return mt_seal_read(dir, out, sum, &full, err) ?: verify_list(dir, *out, full, err);
+    return mt_seal_read(dir, out, err) ?: verify_list(dir, out, err);
 }
 
-static const cJSON *first_file(const cJSON *sealed)
+static const cJSON *first_file(const struct mt_sealed *s)
 {
-    const cJSON *files = mt_json_get(sealed, "files");
+    const cJSON *files = mt_json_get(s->json, "files");
     return files ? files->child : NULL;
 }
 
@@ -179,10 +174,10 @@ static bool has_weights(const cJSON *f)
 
 int mt_checkpoint_verify_model(const char *dir, bool all, bool states, struct mt_err *err)
 {
-    MT_JSON_FREED cJSON *sealed = NULL;
+    MT_SEALED_FREED struct mt_sealed sealed = {.json = NULL};
     struct mt_err why = {0};
     int rc = read_model_seal(dir, &sealed, &why);
-    for (const cJSON *f = rc ? NULL : first_file(sealed); f && !rc; f = f->next)
+    for (const cJSON *f = rc ? NULL : first_file(&sealed); f && !rc; f = f->next)
         if (is_state(f) ? states : all || has_weights(f))
             rc = verify_file(dir, f, &why);
     return rc ? fail_sealed(dir, rc, &why, err) : 0;
@@ -217,14 +212,14 @@ static int verify_header(const char *dir, const cJSON *f, cJSON *all, bool *part
 
 int mt_checkpoint_open_seal(const char *dir, cJSON **out, struct mt_err *err)
 {
-    MT_JSON_FREED cJSON *sealed = NULL;
+    MT_SEALED_FREED struct mt_sealed sealed = {.json = NULL};
     bool part;
     struct mt_err why = {0};
     int rc = read_model_seal(dir, &sealed, &why);
     *out = NULL;
     mt_json_begin();
     cJSON *all = cJSON_CreateObject();
-    for (const cJSON *f = rc ? NULL : first_file(sealed); f && !rc; f = f->next) {
+    for (const cJSON *f = rc ? NULL : first_file(&sealed); f && !rc; f = f->next) {
         if (!has_weights(f))
             continue;
         rc = verify_header(dir, f, all, &part, &why);
@@ -266,12 +261,10 @@ int mt_checkpoint_verify_left(const char *dir, const cJSON *sealed, struct mt_er
 
 int mt_checkpoint_check_whole(const char *dir, struct mt_err *err)
 {
-    MT_JSON_FREED cJSON *sealed = NULL;
-    char sum[MT_SUM_TEXT], path[4096];
-    bool full;
-    int rc = mt_seal_read(dir, &sealed, sum, &full, err) ?: verify_list(dir, sealed, full, err);
-    const cJSON *files = rc ? NULL : mt_json_get(sealed, "files");
-    for (const cJSON *f = files ? files->child : NULL; f && !rc; f = f->next) {
+    MT_SEALED_FREED struct mt_sealed sealed = {.json = NULL};
+    char path[4096];
+    int rc = mt_seal_read(dir, &sealed, err) ?: verify_list(dir, &sealed, err);
+    for (const cJSON *f = rc ? NULL : first_file(&sealed); f && !rc; f = f->next) {
         const cJSON *size = mt_json_get(f, "size");
         struct stat st;
         snprintf(path, sizeof(path), "%.3000s/%.1000s", dir, f->string);
