@@ -101,15 +101,14 @@ static bool is_name(const cJSON *v)
 static int read_blocks(struct mt_train_state *s, const cJSON *o, const char *name, struct mt_err *err)
 {
     const cJSON *b = mt_json_get(o, "blocks"), *overlay = mt_json_get(b, "overlay");
-    const cJSON *phase = mt_json_get(b, "phase"), *updates = mt_json_get(b, "updates");
+    double phase = mt_json_number(b, "phase", -1), updates = mt_json_number(b, "updates", -1);
     if (!b)
         return 0;
-    if (!cJSON_IsNumber(phase) || phase->valuedouble < 0 || phase->valuedouble > 1e15 || !cJSON_IsNumber(updates) ||
-        updates->valuedouble < 0 || updates->valuedouble > (double)s->updates || (overlay && !is_name(overlay)))
+    if (phase < 0 || phase > 1e15 || updates < 0 || updates > (double)s->updates || (overlay && !is_name(overlay)))
         return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s: \"blocks\" is not what a run by blocks writes", name);
     s->blocks.on = true;
-    s->blocks.phase = (uint64_t)phase->valuedouble;
-    s->blocks.updates = (uint64_t)updates->valuedouble;
+    s->blocks.phase = (uint64_t)phase;
+    s->blocks.updates = (uint64_t)updates;
     s->blocks.overlay = overlay ? strdup(overlay->valuestring) : NULL;
     return overlay && !s->blocks.overlay ? mt_fail_nomem(err, name, 1) : 0;
 }
@@ -117,9 +116,8 @@ static int read_blocks(struct mt_train_state *s, const cJSON *o, const char *nam
 int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const char *name,
                              struct mt_err *err)
 {
-    struct mt_train_state s = {.best_loss = NAN};
-    const cJSON *version = mt_json_get(o, "version"), *config = mt_json_get(o, "config");
-    const cJSON *best = mt_json_get(o, "best_loss"), *sec = mt_json_get(o, "seconds");
+    struct mt_train_state s = {.best_loss = mt_json_number(o, "best_loss", NAN), .seconds = mt_json_number(o, "seconds", 0)};
+    const cJSON *version = mt_json_get(o, "version");
     const cJSON *log = mt_json_get(o, "log_history"), *found = mt_json_get(o, "device_findings");
     if (!cJSON_IsNumber(version) || version->valueint != VERSION)
         return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s: its version is not supported", name);
@@ -136,27 +134,20 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
                            counts[i].name);
         memcpy((char *)&s + counts[i].offset, &n, sizeof(n));
     }
-    const cJSON *by = mt_json_get(o, "best_by");
-    if (cJSON_IsString(by))
-        snprintf(s.best_by, sizeof(s.best_by), "%s", by->valuestring);
-    if (cJSON_IsNumber(best))
-        s.best_loss = best->valuedouble;
-    if (cJSON_IsNumber(sec))
-        s.seconds = sec->valuedouble;
-    const cJSON *saved = mt_json_get(o, "best_saved_step"), *saved_loss = mt_json_get(o, "best_saved_loss");
-    if (cJSON_IsNumber(saved) && saved->valuedouble >= 1 && cJSON_IsNumber(saved_loss)) {
-        s.best_saved_step = (uint64_t)saved->valuedouble;
-        s.best_saved_loss = saved_loss->valuedouble;
+    snprintf(s.best_by, sizeof(s.best_by), "%s", mt_json_string(o, "best_by", ""));
+    double saved = mt_json_number(o, "best_saved_step", 0), saved_loss = mt_json_number(o, "best_saved_loss", NAN);
+    if (saved >= 1 && !isnan(saved_loss)) {
+        s.best_saved_step = (uint64_t)saved;
+        s.best_saved_loss = saved_loss;
     }
-    const cJSON *evaluated = mt_json_get(o, "eval_step");
-    bool known = cJSON_IsNumber(evaluated) && evaluated->valuedouble >= 0 && evaluated->valuedouble <= (double)s.step;
-    s.eval_step = known ? (uint64_t)evaluated->valuedouble : MT_EVAL_UNKNOWN;
+    double evaluated = mt_json_number(o, "eval_step", -1);
+    s.eval_step = evaluated >= 0 && evaluated <= (double)s.step ? (uint64_t)evaluated : MT_EVAL_UNKNOWN;
     int rc = read_blocks(&s, o, name, err) ?: mt_lineage_from_json(&s.lineage, o, name, err);
     if (rc) {
         mt_train_state_finish(&s);
         return rc;
     }
-    s.config = strdup(cJSON_IsString(config) ? config->valuestring : "");
+    s.config = strdup(mt_json_string(o, "config", ""));
     s.findings = cJSON_IsString(found) ? strdup(found->valuestring) : NULL;
     const cJSON *reference = mt_json_get(mt_json_get(o, "reference"), "of");
     s.reference_of = cJSON_IsString(reference) ? strdup(reference->valuestring) : NULL;
