@@ -9,30 +9,31 @@
 
 enum { HOLE = 128 << 10 };
 
-/* Writes a file with a hole and a byte after it; *what: the current step, for messages. */
+/* Notes for messages what failed; returns rc. */
+static int tried(const char **what, const char *step, int rc)
+{
+    *what = rc ? step : *what;
+    return rc;
+}
+
+/* Writes a file with a hole and a byte after it. */
 static int write_one(const struct mt_vfs *vfs, const char *path, const char **what)
 {
-    *what = "create a file";
     int fd = vfs->create(vfs->ctx, path);
     if (fd < 0)
-        return fd;
-    *what = "write a file";
-    int rc = vfs->write(vfs->ctx, fd, "x", 1);
-    *what = rc ? *what : "make a hole in a file";
-    rc = rc ? rc : vfs->hole(vfs->ctx, fd, HOLE);
-    *what = rc ? *what : "write a file";
-    rc = rc ? rc : vfs->write(vfs->ctx, fd, "x", 1);
-    *what = rc ? *what : "sync a file";
-    rc = rc ? rc : vfs->sync(vfs->ctx, fd);
-    *what = rc ? *what : "close a file";
+        return tried(what, "create a file", fd);
+    int rc = tried(what, "write a file", vfs->write(vfs->ctx, fd, "x", 1))
+          ?: tried(what, "make a hole in a file", vfs->hole(vfs->ctx, fd, HOLE))
+          ?: tried(what, "write a file", vfs->write(vfs->ctx, fd, "x", 1))
+          ?: tried(what, "sync a file", vfs->sync(vfs->ctx, fd));
     int closed = vfs->close(vfs->ctx, fd);
-    return rc ?: closed;
+    return rc ?: tried(what, "close a file", closed);
 }
 
 int mt_checkpoint_rehearse(const struct mt_vfs *vfs, const char *dir, struct mt_err *err)
 {
     char from[4096], to[4096], file[4200], link[4200];
-    const char *what = "create a folder";
+    const char *what = NULL;
     vfs = vfs ? vfs : &mt_vfs_posix;
     mt_path_printf(from, sizeof(from), "%s/.rehearsal-%ld.tmp", dir, (long)getpid());
     mt_path_printf(to, sizeof(to), "%s/.rehearsal-%ld", dir, (long)getpid());
@@ -40,22 +41,17 @@ int mt_checkpoint_rehearse(const struct mt_vfs *vfs, const char *dir, struct mt_
     snprintf(link, sizeof(link), "%s/link", to);
     vfs->remove_tree(vfs->ctx, from); /* left by a killed process with the same id */
     vfs->remove_tree(vfs->ctx, to);
-    int rc = vfs->make_dir(vfs->ctx, from) ?: write_one(vfs, file, &what);
-    what = rc ? what : "sync a folder";
-    rc = rc ? rc : vfs->sync_dir(vfs->ctx, from);
-    what = rc ? what : "rename a folder";
-    rc = rc ? rc : vfs->rename(vfs->ctx, from, to);
-    what = rc ? what : "sync a folder";
-    rc = rc ? rc : vfs->sync_dir(vfs->ctx, dir);
+    int rc = tried(&what, "create a folder", vfs->make_dir(vfs->ctx, from))
+          ?: write_one(vfs, file, &what)
+          ?: tried(&what, "sync a folder", vfs->sync_dir(vfs->ctx, from))
+          ?: tried(&what, "rename a folder", vfs->rename(vfs->ctx, from, to))
+          ?: tried(&what, "sync a folder", vfs->sync_dir(vfs->ctx, dir));
     int linked = rc ? 0 : vfs->link(vfs->ctx, "file", link);
     if (linked)
         mt_warn("%s: no symbolic links (%s): there will be no `latest`; --resume does not need it", dir, strerror(-linked));
     int gone = vfs->remove_tree(vfs->ctx, to);
     vfs->remove_tree(vfs->ctx, from);
-    if (!rc && gone) {
-        what = "remove a folder";
-        rc = gone;
-    }
+    rc = rc ?: tried(&what, "remove a folder", gone);
     return rc ? mt_fail(err, rc == -ENOSPC || rc == -EDQUOT ? MT_ERR_NO_FIT : MT_ERR_RUNTIME, rc,
                         "checkpoint.dir %s: a checkpoint cannot be saved there: cannot %s: %s", dir, what, strerror(-rc))
               : 0;
