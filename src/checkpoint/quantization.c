@@ -154,43 +154,32 @@ static const char *end_of_value(const char *p)
     return p;
 }
 
-static char *replace(const char *text, const char *from, const char *to, const char *with)
+/* Of a key of the outermost object: from there to after its value; if it goes, with its comma. */
+static void find_pair(const char *config, const char *key, bool goes, const char **from, const char **to)
 {
-    char *out;
-    return asprintf(&out, "%.*s%s%s", (int)(from - text), text, with, to) < 0 ? NULL : out;
-}
-
-/* Removes a key of the outermost object with its comma. */
-static char *edit_key(const char *config, const char *key, const char *value)
-{
-    char *pair;
-    const char *colon = strchr(key, ':'), *end = end_of_value(colon + 1), *from = key;
-    if (!*value && *end == ',') {
-        end += 1 + strspn(end + 1, " \t\r\n");
-    } else if (!*value) {
-        while (from > config && strchr(" \t\r\n,", from[-1]))
-            from--;
-    }
-    if (asprintf(&pair, *value ? "\"quantization_config\": %s" : "%s", value) < 0)
-        return NULL;
-    char *out = replace(config, from, end, pair);
-    free(pair);
-    return out;
+    *from = key;
+    *to = end_of_value(strchr(key, ':') + 1);
+    if (goes && **to == ',')
+        *to += 1 + strspn(*to + 1, " \t\r\n");
+    else
+        while (goes && *from > config && strchr(" \t\r\n,", (*from)[-1]))
+            --*from;
 }
 
 char *mt_quantization_edit(const char *config, const char *value)
 {
-    const char *key = strstr(config, "\"quantization_config\""), *last = strrchr(config, '}');
-    char *pair;
-    if (!value || (!key && !*value) || !last)
+    const char *key = strstr(config, "\"quantization_config\""), *from = strrchr(config, '}'), *to = from, *before = "";
+    char *out;
+    if (!value || (!key && !*value) || !from)
         return strdup(config);
-    if (key)
-        return edit_key(config, key, value);
-    while (last > config && strchr(" \t\r\n", last[-1]))
-        last--;
-    if (asprintf(&pair, "%s\n  \"quantization_config\": %s", last > config && last[-1] != '{' ? "," : "", value) < 0)
-        return NULL;
-    char *out = replace(config, last, last, pair);
-    free(pair);
-    return out;
+    if (key) {
+        find_pair(config, key, !*value, &from, &to);
+    } else {
+        while (from > config && strchr(" \t\r\n", from[-1]))
+            from--;
+        to = from;
+        before = from > config && from[-1] != '{' ? ",\n  " : "\n  ";
+    }
+    const char *name = *value ? "\"quantization_config\": " : "";
+    return asprintf(&out, "%.*s%s%s%s%s", (int)(from - config), config, before, name, value, to) < 0 ? NULL : out;
 }
