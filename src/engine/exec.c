@@ -363,6 +363,14 @@ static void start_disk_op(struct mt_exec *x, struct mt_runnable *r, int32_t at)
         mt_file_weights_submit(x->files, &op->f);
 }
 
+/* Waits until nothing of the queue is under way. */
+static void await_flights(struct mt_exec *x, enum mt_queue q)
+{
+    MT_LOCKED(&x->lock);
+    while (x->in_flight[q])
+        pthread_cond_wait(&x->moved[q], &x->lock);
+}
+
 /* Whether a disk instruction is skipped: the read for a load that is skipped, and without a pending update all of its
  * reads and writes, except reads of weights, which loads need. */
 static bool is_idle(const struct mt_exec *x, const struct mt_program *p, const struct mt_instr *in)
@@ -389,9 +397,7 @@ static void run_disk(struct mt_exec *x, struct mt_runnable *r, enum mt_queue q)
         MT_LOCKED(&x->lock);
         end_in_any_order(x, r, at);
     }
-    MT_LOCKED(&x->lock);
-    while (x->in_flight[q])
-        pthread_cond_wait(&x->moved[q], &x->lock);
+    await_flights(x, q);
 }
 
 /* --- messages between hosts ------------------------------------------------------------------ */
@@ -468,9 +474,7 @@ static void run_messages(struct mt_exec *x, struct mt_runnable *r)
     pthread_mutex_unlock(&x->lock);
     if (any)
         mt_net_abandon(x->net);
-    MT_LOCKED(&x->lock);
-    while (x->in_flight[MT_Q_NET])
-        pthread_cond_wait(&x->moved[MT_Q_NET], &x->lock);
+    await_flights(x, MT_Q_NET);
 }
 
 /* --- threads --------------------------------------------------------------------------------- */
