@@ -79,37 +79,41 @@ void mt_data_home(char *path, size_t size)
 
 enum { MAX_INTERRUPTED = 10000 }; /* in a row: then something is wrong, and nobody must wait for it for ever */
 
-int mt_write_all(int fd, const void *data, size_t len)
-{
-    const char *p = data;
-    int interrupted = 0;
-    while (len) {
-        ssize_t n = write(fd, p, MT_MIN(len, (size_t)1 << 30));
-        if (n < 0 && errno == EINTR && interrupted++ < MAX_INTERRUPTED)
-            continue;
-        if (n <= 0)
-            return n ? -errno : -EIO;
-        p += n;
-        len -= (size_t)n;
-    }
-    return 0;
-}
+enum move { WRITE, PREAD, PWRITE };
 
-int mt_pread_all(int fd, void *data, size_t len, uint64_t offset)
+/* Goes on after short moves and interruptions. */
+static int move_all(enum move move, int fd, void *data, size_t len, uint64_t offset)
 {
     char *p = data;
     int interrupted = 0;
     while (len) {
-        ssize_t n = pread(fd, p, MT_MIN(len, (size_t)1 << 30), (off_t)offset);
+        size_t most = MT_MIN(len, (size_t)1 << 30);
+        ssize_t n = move == WRITE   ? write(fd, p, most)
+                    : move == PREAD ? pread(fd, p, most, (off_t)offset) : pwrite(fd, p, most, (off_t)offset);
         if (n < 0 && errno == EINTR && interrupted++ < MAX_INTERRUPTED)
             continue;
         if (n <= 0)
-            return n ? -errno : -ENODATA;
+            return n ? -errno : move == PREAD ? -ENODATA : -EIO;
         p += n;
         offset += (uint64_t)n;
         len -= (size_t)n;
     }
     return 0;
+}
+
+int mt_write_all(int fd, const void *data, size_t len)
+{
+    return move_all(WRITE, fd, (void *)(uintptr_t)data, len, 0);
+}
+
+int mt_pread_all(int fd, void *data, size_t len, uint64_t offset)
+{
+    return move_all(PREAD, fd, data, len, offset);
+}
+
+int mt_pwrite_all(int fd, const void *data, size_t len, uint64_t offset)
+{
+    return move_all(PWRITE, fd, (void *)(uintptr_t)data, len, offset);
 }
 
 int mt_open_regular(const char *path, struct mt_err *err)

@@ -82,3 +82,4 @@ int mt_lock_file(int fd, bool wait);
 /** Writes all `len` bytes, continuing after short writes and EINTR. 0 or a negative errno. */
 int mt_write_all(int fd, const void *data, size_t len);
 int mt_pread_all(int fd, void *data, size_t len, uint64_t offset);
+int mt_pwrite_all(int fd, const void *data, size_t len, uint64_t offset);

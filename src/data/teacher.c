@@ -87,21 +87,6 @@ static int list_samples(struct entry **out, const mt_dataset *d, uint64_t *n_row
     return rc;
 }
 
-static int write_at(int fd, const void *data, size_t n, uint64_t at)
-{
-    for (const char *p = data; n;) {
-        ssize_t put = pwrite(fd, p, n, (off_t)at);
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put <= 0)
-            return put ? -errno : -EIO;
-        p += put;
-        n -= (size_t)put;
-        at += (uint64_t)put;
-    }
-    return 0;
-}
-
 /* Whether the file was begun of the same samples; takes the sums of the rows that it has. */
 static bool goes_on(mt_teacher_out *t)
 {
@@ -132,9 +117,9 @@ static int begin(mt_teacher_out *t, const struct mt_teacher_params *p, struct mt
         return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s does not hold what was computed before: give --force to start over",
                        p->path);
     int rc = ftruncate(t->fd, 0) ? -errno : 0;
-    rc = rc ?: write_at(t->fd, t->entry, t->n_samples * sizeof(*t->entry), sizeof(t->header))
+    rc = rc ?: mt_pwrite_all(t->fd, t->entry, t->n_samples * sizeof(*t->entry), sizeof(t->header))
             ?: -posix_fallocate(t->fd, 0, (off_t)mt_teacher_bytes(t->n_samples, t->header.n_rows, t->top))
-            ?: write_at(t->fd, &t->header, sizeof(t->header), 0);
+            ?: mt_pwrite_all(t->fd, &t->header, sizeof(t->header), 0);
     if (!rc && fdatasync(t->fd))
         rc = -errno;
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "%s: %s", p->path, strerror(-rc)) : 0;
@@ -179,8 +164,8 @@ int mt_teacher_write(mt_teacher_out *t, uint64_t sample, const struct mt_top *to
         memcpy(rows + (i + 1) * bytes - sizeof(float), &rest[i], sizeof(float));
     }
     e->sum = XXH3_64bits(rows, n * bytes);
-    int rc = write_at(t->fd, rows, n * bytes, rows_at(t->n_samples) + e->first * bytes)
-          ?: write_at(t->fd, e, sizeof(*e), sizeof(t->header) + sample * sizeof(*e));
+    int rc = mt_pwrite_all(t->fd, rows, n * bytes, rows_at(t->n_samples) + e->first * bytes)
+          ?: mt_pwrite_all(t->fd, e, sizeof(*e), sizeof(t->header) + sample * sizeof(*e));
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "the teacher's file cannot be written: %s", strerror(-rc)) : 0;
 }
 
@@ -199,7 +184,7 @@ int mt_teacher_close(mt_teacher_out **teacher, bool complete, struct mt_err *err
     t->header.key = 0;
     t->header.entries = t->entry ? XXH3_64bits(t->entry, t->n_samples * sizeof(*t->entry)) : 0;
     t->header.sum = sum_of_header(&t->header);
-    if (complete && (fdatasync(t->fd) || write_at(t->fd, &t->header, sizeof(t->header), 0) || fdatasync(t->fd)))
+    if (complete && (fdatasync(t->fd) || mt_pwrite_all(t->fd, &t->header, sizeof(t->header), 0) || fdatasync(t->fd)))
         rc = mt_fail(err, MT_ERR_RUNTIME, -EIO, "the teacher's file cannot be completed: %s", strerror(errno));
     mt_close_fd(&t->fd);
     free(t->entry);
