@@ -31,31 +31,29 @@ static int open_files(struct mt_disk *d, const struct mt_disk_params *p, struct 
     return rc;
 }
 
+static void describe(void *disk, size_t i, struct mt_transfer_file *out)
+{
+    const struct mt_disk_file *f = &((struct mt_disk *)disk)->files[i];
+    *out = (struct mt_transfer_file){.fd = f->fd, .align = f->direct ? f->align : 1, .drive = f->drive};
+}
+
 static int open_transfers(struct mt_disk *d, const struct mt_disk_params *p, struct mt_err *err)
 {
     const char *why = NULL;
     unsigned n = 2 * d->depth;
-    struct mt_transfer_file *files = mt_calloc(d->n_files, sizeof(*files));
     d->pieces = mt_calloc(n, sizeof(*d->pieces));
-    if (!files || !d->pieces) {
-        free(files);
+    if (!d->pieces)
         return mt_fail_nomem(err, "disk requests", n * sizeof(*d->pieces));
-    }
     for (unsigned i = 0; i < n; i++) {
         d->pieces[i].next = d->free_pieces;
         d->free_pieces = &d->pieces[i];
     }
-    for (size_t i = 0; i < d->n_files; i++) {
-        const struct mt_disk_file *f = &d->files[i];
-        files[i] = (struct mt_transfer_file){.fd = f->fd, .align = f->direct ? f->align : 1, .drive = f->drive};
-    }
-    struct mt_transfers_params t = {.files = files, .n_files = d->n_files, .depth = n, .io = p->io,
+    struct mt_transfers_params t = {.n_files = d->n_files, .describe = describe, .depth = n, .io = p->io,
                                     .deadline_s = p->deadline_s, .fault = p->fault, .what = "disk I/O",
                                     .ended = mt_disk_transfer_ended, .ctx = d};
     int rc = mt_transfers_open(&d->transfers, &t, &why, err);
     if (!rc && why)
         mt_warn("disk I/O by threads with pread and pwrite: %s", why);
-    free(files);
     return rc;
 }
 

@@ -286,21 +286,19 @@ static void *reader_main(void *arg)
 
 /* --- start and stop -------------------------------------------------------------------------- */
 
+static void describe(void *file_weights, size_t i, struct mt_transfer_file *out)
+{
+    const struct mt_direct_file *d = &((mt_file_weights *)file_weights)->files[i].f;
+    *out = (struct mt_transfer_file){.fd = d->fd, .align = d->direct ? d->align : 1, .drive = d->drive};
+}
+
 static int open_transfers(mt_file_weights *f, const struct mt_file_weights_params *p, struct mt_err *err)
 {
     const char *why = NULL;
-    struct mt_transfer_file *files = mt_calloc(f->n_files, sizeof(*files));
-    if (!files)
-        return mt_fail_nomem(err, "a model's files", f->n_files * sizeof(*files));
-    for (size_t i = 0; i < f->n_files; i++) {
-        const struct mt_direct_file *d = &f->files[i].f;
-        files[i] = (struct mt_transfer_file){.fd = d->fd, .align = d->direct ? d->align : 1, .drive = d->drive};
-    }
-    struct mt_transfers_params t = {.files = files, .n_files = f->n_files, .depth = (unsigned)f->n_slots, .io = p->io,
-                                    .deadline_s = p->deadline_s, .fault = p->fault, .what = "reading the model's files",
-                                    .ended = transfer_ended, .ctx = f};
+    struct mt_transfers_params t = {.n_files = f->n_files, .describe = describe, .depth = (unsigned)f->n_slots,
+                                    .io = p->io, .deadline_s = p->deadline_s, .fault = p->fault,
+                                    .what = "reading the model's files", .ended = transfer_ended, .ctx = f};
     int rc = mt_transfers_open(&f->transfers, &t, &why, err);
-    free(files);
     if (rc)
         return rc;
     if (why)

@@ -255,8 +255,8 @@ int mt_transfers_open(mt_transfers **out, const struct mt_transfers_params *p, c
     t->going = mt_calloc(p->depth, sizeof(*t->going));
     int rc = t->files && t->going ? 0 : mt_fail_nomem(err, p->what, p->depth * sizeof(*t->going));
     if (!rc) {
-        memcpy(t->files, p->files, p->n_files * sizeof(*t->files));
-        t->p.files = t->files;
+        for (size_t i = 0; i < p->n_files; i++)
+            p->describe(p->ctx, i, &t->files[i]);
         rc = open_io(t, why, err);
     }
     if (rc)

@@ -48,8 +48,8 @@ struct mt_transfer {
 };
 
 struct mt_transfers_params {
-    const struct mt_transfer_file *files; /* copied */
     size_t n_files;
+    void (*describe)(void *ctx, size_t file, struct mt_transfer_file *out); /* called once for each file */
     unsigned depth;      /* most transfers under way */
     enum mt_io_kind io;
     double deadline_s;   /* for a drive to answer; 0: MT_TRANSFER_DEADLINE_S */
