@@ -197,7 +197,8 @@ MT_DEVICE void normalise_backward(float *d, const float *x, const float *rstd, f
     });
 }
 
-/* The state of a value head before a chunk; head: its place in the states, after whole jobs. Chunks but a document's first end no less than C rows after each other. */
+/* The state of a value head before a chunk; head: its place in the states, after whole jobs. Chunks but a document's
+ * first end no less than C rows after each other. */
 MT_DEVICE float *state_before(const work &w, const struct mt_cuda_delta_buffers &b,
                               size_t begin, size_t row, size_t head, int one)
 {

@@ -85,7 +85,8 @@ static __global__ void __launch_bounds__(THREADS) convolve(struct mt_short_conv 
     store(channel_of<T>(a.y, row, c), s * sigmoid<T>(s));
 }
 
-/* A thread leaves a channel's last rows of a document, or of the one that is handed on, in order: none is overwritten before it is read. */
+/* A thread leaves a channel's last rows of a document, or of the one that is handed on, in order: none is overwritten
+ * before it is read. */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS) leave_rows(struct mt_short_conv a, unsigned tiles)
 {
