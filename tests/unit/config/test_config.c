@@ -251,7 +251,8 @@ TEST(variables_are_filled_in)
 /* Also where a folder has that name: beside the file, and where the program was started. */
 TEST(a_word_that_is_the_default_is_no_path)
 {
-    char made[256], *was = getcwd(NULL, 0);
+    char made[256];
+    MT_FREED char *was = getcwd(NULL, 0);
     struct mt_str text = {0};
     snprintf(made, sizeof(made), "%s/start", dir);
     assert_int_equal(mkdir(made, 0777) || chdir(dir), 0);
@@ -265,7 +266,6 @@ TEST(a_word_that_is_the_default_is_no_path)
     mt_config_destroy(&c);
     mt_str_finish(&text);
     assert_int_equal(chdir(was) || rmdir(made), 0);
-    free(was);
 }
 
 TEST(sets_win_over_the_file)
@@ -274,14 +274,14 @@ TEST(sets_win_over_the_file)
     struct mt_err err = {0};
     struct mt_str text = {0};
     const char *sets[] = {"train.steps=7", "train.steps=9", "model.path=a=b"};
-    assert_int_equal(mt_config_load(&c, put("run.ini", WHOLE), sets, 3, &err), 0);
+    MUST(mt_config_load, &c, put("run.ini", WHOLE), sets, 3);
     assert_int_equal(c->train.steps, 9);
     assert_string_equal(c->model.path, "a=b");
     mt_config_print(c, true, &text);
     assert_non_null(strstr(text.p, "steps = 9 ; --set"));
     assert_non_null(strstr(text.p, "run.ini:7"));
     assert_non_null(strstr(text.p, "seq_len = 4096 ; default"));
-    assert_int_equal(mt_config_override(c, "train.micro_batch", "2", "decided", &err), 0);
+    MUST(mt_config_override, c, "train.micro_batch", "2", "decided");
     assert_int_equal(c->numerics.micro_batch, 2);
     assert_int_equal(mt_config_override(c, "train.nothing", "2", "decided", &err), -EINVAL);
     assert_int_equal(mt_config_override(c, "train.micro_batch", "x", "decided", &err), -EINVAL);
@@ -298,7 +298,7 @@ TEST(sets_win_over_the_file)
 /* Prints, loads what was printed, prints again: the same text. */
 static void expect_round_trip(struct mt_config *c)
 {
-    struct mt_str once = {0}, again = {0}, diff = {0}, grown = {0};
+    MT_STR_FREED struct mt_str once = {0}, again = {0}, diff = {0}, grown = {0};
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *back = NULL;
     struct mt_err err = {0};
     char path[256];
@@ -309,13 +309,9 @@ static void expect_round_trip(struct mt_config *c)
         fail_msg("%s\n%s", err.msg, once.p);
     mt_config_print(back, false, &again);
     assert_string_equal(once.p, again.p);
-    assert_int_equal(mt_config_diff(c, once.p, &diff, &grown, &err), 0);
+    MUST(mt_config_diff, c, once.p, &diff, &grown);
     if (diff.len || grown.len)
         fail_msg("differs from itself: %s%s", diff.p ? diff.p : "", grown.p ? grown.p : "");
-    mt_str_finish(&once);
-    mt_str_finish(&again);
-    mt_str_finish(&diff);
-    mt_str_finish(&grown);
 }
 
 TEST(the_effective_configuration_loads_back)
@@ -340,11 +336,11 @@ TEST(odd_texts_load_back_or_are_refused)
         const char *sets[] = {"model.path=/m", "data.train=/d", "train.steps=1", "train.batch_size=1", set, list};
         snprintf(set, sizeof(set), "model.path=%s", i == 14 ? "/" : good[i]);
         snprintf(list, sizeof(list), "model.freeze=x, %s", good[i]);
-        struct mt_config *c = load_sets(sets, 6);
+        MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = load_sets(sets, 6);
         assert_string_equal(c->model.path, i == 14 ? "/" : good[i]);
         /* a file makes relative paths its own: compare those that are not */
-        struct mt_str text = {0};
-        struct mt_config *back = NULL;
+        MT_STR_FREED struct mt_str text = {0};
+        MT_CLOSED_BY(mt_config_destroy) struct mt_config *back = NULL;
         struct mt_err err = {0};
         mt_config_print(c, true, &text);
         if (mt_config_load(&back, put("odd.ini", text.p), NULL, 0, &err))
@@ -355,9 +351,6 @@ TEST(odd_texts_load_back_or_are_refused)
         assert_int_equal(back->model.freeze.n, c->model.freeze.n);
         for (int k = 0; k < c->model.freeze.n; k++)
             assert_string_equal(back->model.freeze.items[k], c->model.freeze.items[k]);
-        mt_str_finish(&text);
-        mt_config_destroy(&c);
-        mt_config_destroy(&back);
     }
     for (size_t i = 0; i < MT_ARRAY_LEN(bad); i++) {
         snprintf(set, sizeof(set), "model.path=%s", bad[i]);
@@ -367,46 +360,44 @@ TEST(odd_texts_load_back_or_are_refused)
 
 TEST(changes_on_resume_are_told_apart)
 {
-    struct mt_config *c = load(WHOLE), *d;
-    struct mt_str old = {0}, diff = {0}, grown = {0};
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = load(WHOLE), *d = NULL;
+    struct mt_str diff = {0}, grown = {0};
+    MT_STR_FREED struct mt_str old = {0};
     struct mt_err err = {0};
     mt_config_print(c, false, &old);
     d = load("[model]\npath = m\n[data]\ntrain = d.jsonl\n[train]\nsteps = 5\nbatch_size = 4\nseed = 7\n"
              "[memory]\nslots = 4\nlogits_chunk = 128\n[device]\ncpu_threads = 1\n[log]\nevery = 3\n"
              "[eval]\nevery = 9\n[checkpoint]\nkeep = 5\n");
-    assert_int_equal(mt_config_diff(d, old.p, &diff, &grown, &err), 0);
+    MUST(mt_config_diff, d, old.p, &diff, &grown);
     assert_string_equal(diff.p, "  train.seed: 42 -> 7\n  memory.logits_chunk: auto -> 128\n");
     assert_string_equal(grown.p, "  train.steps: 3 -> 5\n");
     mt_config_destroy(&d);
     mt_str_finish(&diff);
     mt_str_finish(&grown);
     d = load("[model]\npath = m\n[data]\ntrain = d.jsonl\n[train]\nsteps = 2\nbatch_size = 4\n");
-    assert_int_equal(mt_config_diff(d, old.p, &diff, &grown, &err), 0);
+    MUST(mt_config_diff, d, old.p, &diff, &grown);
     assert_string_equal(diff.p, "  train.steps: 3 -> 2\n"); /* shrinking is a difference */
     assert_null(grown.p);
     assert_int_equal(mt_config_diff(d, "[nonsense\na = b\n", &diff, &grown, &err), -EINVAL);
     mt_str_finish(&diff);
     mt_config_destroy(&d);
     d = load("[model]\npath = m\ncompute = bf16\n[data]\ntrain = d.jsonl\n[train]\nsteps = 3\nbatch_size = 4\n");
-    assert_int_equal(mt_config_diff(d, old.p, &diff, &grown, &err), 0); /* what auto is */
+    MUST(mt_config_diff, d, old.p, &diff, &grown); /* what auto is */
     assert_null(diff.p);
     mt_config_destroy(&d);
     d = load("[model]\npath = m\ncompute = fp8\n[data]\ntrain = d.jsonl\n[train]\nsteps = 3\nbatch_size = 4\n");
-    assert_int_equal(mt_config_diff(d, old.p, &diff, &grown, &err), 0);
+    MUST(mt_config_diff, d, old.p, &diff, &grown);
     assert_string_equal(diff.p, "  model.compute: bf16 -> fp8\n");
     mt_str_finish(&diff);
     static const char *const evals[][2] = {{"e.jsonl", ""}, {"5", "  data.eval:  -> 5\n"}, {"2%", "  data.eval:  -> 2%\n"}};
     for (size_t i = 0; i < MT_ARRAY_LEN(evals); i++) { /* a file changes nothing that is trained, a part of the data does */
         mt_config_destroy(&d);
-        assert_int_equal(mt_config_copy(&d, c, "", &err), 0);
-        assert_int_equal(mt_config_override(d, "data.eval", evals[i][0], "run.ini:1", &err), 0);
-        assert_int_equal(mt_config_diff(d, old.p, &diff, &grown, &err), 0);
+        MUST(mt_config_copy, &d, c, "");
+        MUST(mt_config_override, d, "data.eval", evals[i][0], "run.ini:1");
+        MUST(mt_config_diff, d, old.p, &diff, &grown);
         assert_string_equal(diff.p ? diff.p : "", evals[i][1]);
         mt_str_finish(&diff);
     }
-    mt_str_finish(&old);
-    mt_config_destroy(&c);
-    mt_config_destroy(&d);
 }
 
 /* What another version wrote: keys that are gone or new, values that it alone takes. */
@@ -417,13 +408,13 @@ TEST(an_earlier_configuration_is_read_as_far_as_it_matters)
     struct mt_err err = {0};
     static const char ini[] = "[train]\nsteps = 3\nbatch_size = 4\nmicro_batch = 2\nwarp = 9\n[gone]\na = b\n"
                               "[memory]\nlogits_chunk = 128\nslots = 7\nunit = quarter\n[device]\nnuma = node0\n";
-    assert_int_equal(mt_config_keep(c, ini, "checkpoint", &err), 0);
+    MUST(mt_config_keep, c, ini, "checkpoint");
     assert_int_equal(c->numerics.micro_batch, 2);
     assert_int_equal(c->numerics.logits_chunk, 128);
     assert_int_equal(c->placement.slots, MT_AUTO); /* placement is this machine's */
     assert_int_equal(c->placement.unit, MT_CUT_AUTO);
     assert_int_equal(c->numerics.grad_dtype, MT_DTYPE_AUTO); /* not told: as it was by default */
-    assert_int_equal(mt_config_diff(c, ini, &diff, &grown, &err), 0);
+    MUST(mt_config_diff, c, ini, &diff, &grown);
     assert_non_null(strstr(diff.p, "\n  optimizer.beta1: 0.9 -> 0.8\n"));
     for (size_t i = 0, lines = 0; diff.p[i]; i++) /* that, and model.path and data.train, which the text does not have */
         assert_true((lines += diff.p[i] == '\n') <= 3);
@@ -438,16 +429,15 @@ TEST(a_stored_configuration_of_an_earlier_version_makes_no_difference)
 {
     struct mt_str diff = {0}, grown = {0};
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = NULL;
-    struct mt_err err = {0};
     MT_FREED char *text = NULL;
     size_t len;
     assert_int_equal(mt_read_file(EARLIER, &text, &len, NULL), 0);
-    assert_int_equal(mt_config_load(&c, EARLIER, NULL, 0, &err), 0);
+    MUST(mt_config_load, &c, EARLIER, NULL, 0);
     c->numerics.micro_batch = c->numerics.logits_chunk = MT_AUTO;
     c->numerics.grad_dtype = MT_DTYPE_AUTO;
     c->placement.slots = 9;
-    assert_int_equal(mt_config_keep(c, text, "checkpoint", &err), 0);
-    assert_int_equal(mt_config_diff(c, text, &diff, &grown, &err), 0);
+    MUST(mt_config_keep, c, text, "checkpoint");
+    MUST(mt_config_diff, c, text, &diff, &grown);
     assert_null(diff.p);
     assert_null(grown.p);
     assert_int_equal(c->numerics.micro_batch, 2);
@@ -457,10 +447,10 @@ TEST(a_stored_configuration_of_an_earlier_version_makes_no_difference)
 
 TEST(what_was_decided_is_written_back_by_role)
 {
-    struct mt_config *c = load(WHOLE), *d = NULL;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = load(WHOLE), *d = NULL;
     struct mt_numerics n = c->numerics;
     struct mt_placement p = c->placement;
-    struct mt_str text = {0};
+    MT_STR_FREED struct mt_str text = {0};
     n.micro_batch = 3;
     n.grad_dtype = MT_F32;
     p.slots = 5;
@@ -480,9 +470,6 @@ TEST(what_was_decided_is_written_back_by_role)
             fail_msg("%s is not in\n%s", want[i], text.p);
     if (mt_config_load(&d, put("adopted.ini", text.p), NULL, 0, NULL))
         fail_msg("%s", text.p);
-    mt_str_finish(&text);
-    mt_config_destroy(&c);
-    mt_config_destroy(&d);
 }
 
 TEST_GROUP(set_up, tear_down)

@@ -30,7 +30,7 @@ TEST(each_default_prints_and_parses_back)
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = NULL;
     assert_int_equal(mt_config_load(&c, NULL, NULL, 0, NULL), 0);
     for (size_t i = 0; i < mt_n_keys(); i++) {
-        struct mt_str once = {0}, again = {0};
+        MT_STR_FREED struct mt_str once = {0}, again = {0};
         char why[256];
         mt_key_print(c, mt_key_at(i), &once);
         mt_str_append(&once, "", 0);
@@ -39,8 +39,6 @@ TEST(each_default_prints_and_parses_back)
         mt_key_print(c, mt_key_at(i), &again);
         mt_str_append(&again, "", 0);
         assert_string_equal(once.p, again.p);
-        mt_str_finish(&once);
-        mt_str_finish(&again);
     }
 }
 
@@ -88,7 +86,7 @@ TEST(a_misspelt_key_is_found_again)
 
 TEST(the_table_describes_itself)
 {
-    struct mt_str plain = {0}, md = {0}, ini = {0};
+    MT_STR_FREED struct mt_str plain = {0}, md = {0}, ini = {0};
     mt_config_describe(&plain, false);
     mt_config_describe(&md, true);
     mt_config_write_template(&ini, "/a/model");
@@ -102,7 +100,4 @@ TEST(the_table_describes_itself)
         assert_non_null(strstr(ini.p, name));
     }
     assert_non_null(strstr(md.p, "One of `auto`, `host`, `disk`. |"));
-    mt_str_finish(&plain);
-    mt_str_finish(&md);
-    mt_str_finish(&ini);
 }

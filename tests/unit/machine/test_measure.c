@@ -39,9 +39,8 @@ TEST(every_operation_is_timed_in_turn)
     struct mt_metered ops[MAX_EXAMPLES];
     for (int t = MT_F32; t <= MT_BF16; t++) {
         double seconds[MAX_EXAMPLES] = {0};
-        struct mt_err err = {0};
         size_t n = one_of_each(ops, (enum mt_dtype)t);
-        assert_int_equal(mt_measure_in_turn(seconds, &here, ops, n, &err), 0);
+        MUST(mt_measure_in_turn, seconds, &here, ops, n);
         for (size_t i = 0; i < n; i++)
             assert_true(seconds[i] > 0 && seconds[i] < 1);
     }
@@ -86,12 +85,11 @@ TEST(more_work_takes_longer)
     struct mt_metered ops[2] = {{.op = MT_DEV_GEMM, .dtype = MT_F32, .n_dims = 3, .dim = {64, 64, 64}},
                                 {.op = MT_DEV_GEMM, .dtype = MT_F32, .n_dims = 3, .dim = {256, 256, 512}}};
     double seconds[2];
-    struct mt_err err = {0};
     for (int i = 0; i < 2; i++) {
         ops[i].flops = 2.0 * (double)(ops[i].dim[0] * ops[i].dim[1] * ops[i].dim[2]);
         ops[i].bytes = 4e6;
     }
-    assert_int_equal(mt_measure_in_turn(seconds, &here, ops, 2, &err), 0);
+    MUST(mt_measure_in_turn, seconds, &here, ops, 2);
     assert_true(seconds[1] > 3 * seconds[0]); /* 128 times the work */
 }
 
@@ -100,13 +98,12 @@ TEST(all_is_timed_where_something_is_not_known)
     struct mt_metered ops[2] = {{.op = MT_DEV_ZERO, .dtype = MT_F32, .n_dims = 1, .dim = {4096}, .bytes = 4096},
                                 {.op = MT_DEV_ZERO, .dtype = MT_F32, .n_dims = 1, .dim = {8192}, .bytes = 8192}};
     MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = {.cpu = true};
-    struct mt_err err = {0};
     assert_true(mt_machine_add_sample(&m, &ops[0], 42));
-    assert_int_equal(mt_measure_operations(&m, &here, ops, 2, &err), 0);
+    MUST(mt_measure_operations, &m, &here, ops, 2);
     assert_int_equal(m.n_samples, 2);
     assert_true(m.samples[0].seconds < 1 && m.samples[1].seconds < 1);
     assert_true(mt_machine_add_sample(&m, &ops[0], 42) && mt_machine_add_sample(&m, &ops[1], 43));
-    assert_int_equal(mt_measure_operations(&m, &here, ops, 2, &err), 0);
+    MUST(mt_measure_operations, &m, &here, ops, 2);
     assert_int_equal(m.n_samples, 2);
     assert_true(m.samples[0].seconds == 42 && m.samples[1].seconds == 43); /* nothing was missing */
 }

@@ -36,45 +36,36 @@ static int read_text(struct mt_machine *m, const char *text, struct mt_err *err)
 
 TEST(a_profile_reads_back_as_it_was_written)
 {
-    struct mt_machine a, b;
-    struct mt_err err = {0};
-    struct mt_str text = {0}, again = {0};
-    assert_int_equal(read_text(&a, good, &err), 0);
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine a = {0}, b = {0};
+    MT_STR_FREED struct mt_str text = {0}, again = {0};
+    MUST(read_text, &a, good);
     assert_int_equal(a.rate[MT_RATE_H2D].source, MT_RATE_MEASURED);
     assert_int_equal(a.rate[MT_RATE_GEMM_BF16].source, MT_RATE_RATED);
     assert_int_equal(a.n_adam, 2);
     assert_int_equal(a.adam[0].threads, 1); /* sorted */
     mt_machine_print(&a, &text);
-    assert_int_equal(read_text(&b, text.p, &err), 0);
+    MUST(read_text, &b, text.p);
     mt_machine_print(&b, &again);
     assert_string_equal(text.p, again.p);
     assert_int_equal(b.n_samples, 1);
     assert_true(mt_same_operation(&a.samples[0].op, &b.samples[0].op));
-    mt_str_finish(&text);
-    mt_str_finish(&again);
-    mt_machine_finish(&a);
-    mt_machine_finish(&b);
 }
 
 TEST(sources_read_back_as_they_were_written)
 {
     static const char *const sources[] = {"\"25 rated: a sheet; the second\"", "25 rated: a sheet: 31.5", "\"25 rated: a;b\""};
     for (size_t i = 0; i < sizeof(sources) / sizeof(*sources); i++) {
-        struct mt_machine a, b;
-        struct mt_err err = {0};
-        struct mt_str text = {0};
+        MT_CLOSED_BY(mt_machine_finish) struct mt_machine a = {0}, b = {0};
+        MT_STR_FREED struct mt_str text = {0};
         char ini[1000];
         const char *rest = strstr(good, "d2h_gbs");
         snprintf(ini, sizeof(ini), "%.*sd2h_gbs = %s\n%s", (int)(rest - good), good, sources[i], strstr(rest, "[host]"));
         MUST(read_text, &a, ini);
         mt_machine_print(&a, &text);
-        assert_int_equal(read_text(&b, text.p, &err), 0);
+        MUST(read_text, &b, text.p);
         assert_string_equal(a.from[MT_RATE_D2H], b.from[MT_RATE_D2H]);
         assert_non_null(strstr(sources[i], a.from[MT_RATE_D2H]));
         assert_int_equal(a.rate[MT_RATE_D2H].source, MT_RATE_RATED);
-        mt_str_finish(&text);
-        mt_machine_finish(&a);
-        mt_machine_finish(&b);
     }
 }
 
@@ -83,18 +74,14 @@ TEST(names_read_back_as_they_were_written)
 {
     static const char *const names[] = {"\" a card\"", "\"a card; the second\"", "\"; card\"", "a card;the second", "a \"card\";two"};
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
-        struct mt_machine a, b;
-        struct mt_err err = {0};
-        struct mt_str text = {0};
+        MT_CLOSED_BY(mt_machine_finish) struct mt_machine a = {0}, b = {0};
+        MT_STR_FREED struct mt_str text = {0};
         char ini[1000];
         snprintf(ini, sizeof(ini), "[machine]\nversion = 1\nname = %s\n%s", names[i], strstr(good, "kind"));
         MUST(read_text, &a, ini);
         mt_machine_print(&a, &text);
-        assert_int_equal(read_text(&b, text.p, &err), 0);
+        MUST(read_text, &b, text.p);
         assert_string_equal(a.name, b.name);
-        mt_str_finish(&text);
-        mt_machine_finish(&a);
-        mt_machine_finish(&b);
     }
 }
 
@@ -143,14 +130,14 @@ TEST(a_profile_of_other_hardware_is_not_used)
     setenv("XDG_CACHE_HOME", dir, 1);
     assert_int_equal(mt_machine_load_cached(&got, "cpu", "device", 2, &err), -ENOENT);
     assert_non_null(strstr(err.msg, "probe all"));
-    assert_int_equal(read_text(&m, good, &err), 0);
+    MUST(read_text, &m, good);
     mt_machine_cache_path(path, sizeof(path), "cpu", 2);
     snprintf(m.fingerprint, sizeof(m.fingerprint), "another machine");
-    assert_int_equal(mt_machine_write(&m, path, &err), 0);
+    MUST(mt_machine_write, &m, path);
     assert_int_equal(mt_machine_load_cached(&got, "cpu", "device", 2, &err), -ESTALE);
     mt_machine_fingerprint(m.fingerprint, sizeof(m.fingerprint), "device", 2);
-    assert_int_equal(mt_machine_write(&m, path, &err), 0);
-    assert_int_equal(mt_machine_load_cached(&got, "cpu", "device", 2, &err), 0);
+    MUST(mt_machine_write, &m, path);
+    MUST(mt_machine_load_cached, &got, "cpu", "device", 2);
     assert_string_equal(got.name, "a machine");
     mt_machine_finish(&got);
     assert_int_equal(mt_machine_load_cached(&got, "cpu", "another device", 2, &err), -ESTALE);
@@ -246,15 +233,13 @@ TEST(heads_twice_as_wide_are_as_far_as_twice_the_heads)
 
 TEST(the_optimizer_slows_down_with_fewer_threads)
 {
-    struct mt_machine m;
-    struct mt_err err = {0};
-    assert_int_equal(read_text(&m, good, &err), 0);
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = {0};
+    MUST(read_text, &m, good);
     assert_true(fabs(mt_machine_update_ns(&m, 1) - 2.4) < 1e-9);
     assert_true(fabs(mt_machine_update_ns(&m, 4) - 0.8) < 1e-9);
     assert_true(fabs(mt_machine_update_ns(&m, 16) - 0.8) < 1e-9); /* more threads were not measured: assumed no faster */
     double two = mt_machine_update_ns(&m, 2);
     assert_true(two > 0.8 && two < 2.4);
-    mt_machine_finish(&m);
 }
 
 static double optimizer_ns(const struct mt_machine *m, const struct mt_optimizer *o, enum mt_dtype grad, int threads)
@@ -265,8 +250,8 @@ static double optimizer_ns(const struct mt_machine *m, const struct mt_optimizer
 /* Measured: interpolated, for bf16 gradients. Else by bytes, or by instructions where those take longer. */
 TEST(an_update_is_priced_by_its_own_optimizer)
 {
-    struct mt_machine m, again;
-    struct mt_str text = {0};
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = {0}, again = {0};
+    MT_STR_FREED struct mt_str text = {0};
     const struct mt_optimizer *lean = mt_optimizer_find("adamw", MT_STATE_8BIT, NULL);
     const struct mt_optimizer *sgd = mt_optimizer_find("sgd", MT_STATE_F32, NULL);
     assert_int_equal(read_text(&m, good, NULL), 0);
@@ -303,7 +288,4 @@ TEST(an_update_is_priced_by_its_own_optimizer)
     few.grad_dtype = MT_BF16;
     assert_near(mt_machine_optimizer_ns(&again, &few, 4), 0.5);
     assert_near(optimizer_ns(&again, lean, MT_BF16, 2), 1.8 - 1.2 / 3);
-    mt_str_finish(&text);
-    mt_machine_finish(&m);
-    mt_machine_finish(&again);
 }

@@ -97,7 +97,7 @@ TEST(adapters_on_packed_experts_are_bound_by_compute_with_96_gib)
     MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = lay_out_120b(&s, NULL);
     struct mt_machine m = make_4090(96, 0);
     struct mt_plan_request r = make_step(l, &m, 4);
-    struct mt_plan_choice c;
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     r.placement.activations = MT_ACT_RECOMPUTE;
     r.placement.keep_layers = 0;
     r.placement.offload_layers = 11;
@@ -130,7 +130,6 @@ TEST(adapters_on_packed_experts_are_bound_by_compute_with_96_gib)
     assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_COMPUTE);
     assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
     assert_true(TOKENS / c.sim.seconds > 3780);
-    mt_plan_choice_finish(&c);
 }
 
 /* The example's step by host memory, with two drives: less memory leaves experts' codes to these and recomputes more. */
@@ -148,7 +147,7 @@ TEST(adapters_by_host_memory)
     for (size_t i = 0; i < MT_ARRAY_LEN(with); i++) {
         struct mt_machine m = make_4090(with[i].gib, 2);
         struct mt_plan_request r = make_step(l, &m, with[i].activations == MT_ACT_OFFLOAD ? 8 : 4);
-        struct mt_plan_choice c;
+        MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
         r.placement.activations = with[i].activations;
         r.placement.keep_layers = r.placement.offload_layers = 0;
         r.placement.slots = 8;
@@ -159,7 +158,6 @@ TEST(adapters_by_host_memory)
         assert_true(c.sim.bytes[MT_SIM_DISK_WRITE] <= 16.0 * (double)l->n_trained); /* adapters alone */
         assert_true(on_drives < codes && (with[i].gib < 256 || (on_drives == 0 && !c.engine.uses_files)));
         assert_true(TOKENS / c.sim.seconds > with[i].least);
-        mt_plan_choice_finish(&c);
     }
 }
 
@@ -169,7 +167,7 @@ TEST(frozen_experts_leave_little_to_train_with_256_gib)
     MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = lay_out_120b(NULL, "*.experts.*");
     struct mt_machine m = make_4090(256, 0);
     struct mt_plan_request r = make_step(l, &m, 8);
-    struct mt_plan_choice c;
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     r.placement.activations = MT_ACT_OFFLOAD;
     r.placement.slots = 8;
     evaluate(&c, &r);
@@ -181,7 +179,6 @@ TEST(frozen_experts_leave_little_to_train_with_256_gib)
     assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_COMPUTE);
     assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
     assert_true(TOKENS / c.sim.seconds > 3400);
-    mt_plan_choice_finish(&c);
 }
 
 /* All of it trained, decoded to masters, with 512 GiB and four drives: 1.17 TB of states are written in every step. */
@@ -190,7 +187,7 @@ TEST(all_of_it_is_bound_by_drives_with_512_gib)
     MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = lay_out_120b(NULL, NULL);
     struct mt_machine m = make_4090(512, 4);
     struct mt_plan_request r = make_step(l, &m, 4);
-    struct mt_plan_choice c;
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     r.placement.activations = MT_ACT_RECOMPUTE;
     r.placement.keep_layers = 0;
     r.placement.offload_layers = 0;
@@ -202,7 +199,6 @@ TEST(all_of_it_is_bound_by_drives_with_512_gib)
     assert_true(c.sim.bytes[MT_SIM_DISK_WRITE] > 10 * 0.95 * (double)l->n_params);
     assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_DISK_WRITE);
     assert_true(TOKENS / c.sim.seconds > 500 && TOKENS / c.sim.seconds < 750);
-    mt_plan_choice_finish(&c);
 }
 
 /* A step sends 2048 rows to each expert on average; a count ends anywhere in a bucket of 128. */

@@ -94,7 +94,7 @@ TEST(rows_of_a_step_are_whole)
         snprintf(b, sizeof(b), "train.batch_size=%s", cases[i].rows);
         snprintf(s, sizeof(s), "data.seq_len=%s", cases[i].len);
         const char *sets[] = {t, b, s};
-        struct mt_config *c = load(sets, 3);
+        MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = load(sets, 3);
         struct mt_numerics n = {.rows_per_step = -5};
         struct mt_err err = {0};
         int rc = mt_resolve_numerics(&n, c, &err);
@@ -104,7 +104,6 @@ TEST(rows_of_a_step_are_whole)
             assert_non_null(strstr(err.msg, cases[i].word));
         else
             assert_true(n.grad_dtype == n.dtype && n.optimizer == &mt_adamw && n.micro_batch == MT_AUTO);
-        mt_config_destroy(&c);
     }
 }
 
@@ -145,14 +144,11 @@ TEST(groups_of_experts_go_by_the_bytes_of_a_load)
     struct mt_err err = {0};
     MUST(mt_hf_config_parse, &cfg, model, sizeof(model) - 1, "config.json");
     for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
-        struct mt_config *c = load(cases[i].sets, 3);
-        struct mt_layout *l = NULL, *halves = NULL;
+        MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = load(cases[i].sets, 3);
+        MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = NULL, *halves = NULL;
         if (mt_plan_lay_out(&l, &halves, c, &cfg, NULL, NULL, &err))
             fail_msg("case %zu: %s", i, err.msg);
         if (l->cut.expert_group != cases[i].group || halves->cut.expert_group != cases[i].group)
             fail_msg("case %zu: groups of %zu, in halves of %zu", i, l->cut.expert_group, halves->cut.expert_group);
-        mt_layout_destroy(&l);
-        mt_layout_destroy(&halves);
-        mt_config_destroy(&c);
     }
 }

@@ -23,7 +23,7 @@ static double exhaustive(const struct mt_plan_request *base, size_t *n)
                     for (; offload > small.layers - keep; keep++)
                         offload -= small.layers - keep + 1;
                     struct mt_plan_request r = *base;
-                    struct mt_plan_choice c;
+                    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
                     r.placement.activations = acts[a];
                     r.numerics.micro_batch = micro[mb];
                     r.placement.slots = slots;
@@ -33,7 +33,6 @@ static double exhaustive(const struct mt_plan_request *base, size_t *n)
                     if (mt_plan_evaluate(&c, &r, NULL, NULL))
                         continue;
                     best = fmin(best, c.sim.seconds);
-                    mt_plan_choice_finish(&c);
                 }
     return best;
 }
@@ -45,7 +44,7 @@ TEST(the_choice_is_near_the_best_of_an_exhaustive_grid)
     for (size_t i = 0; i < 3; i++)
         for (size_t k = 0; k < 3; k++) {
             struct mt_machine m = make_machine(budgets[k], 8, 0);
-            struct mt_plan_choice c;
+            MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
             struct mt_err err = {0};
             size_t n = 0;
             m.rate[MT_RATE_GEMM_BF16].value = 0.5; /* a slow device: links matter as on a fast one */
@@ -66,7 +65,6 @@ TEST(the_choice_is_near_the_best_of_an_exhaustive_grid)
                 fail_msg("link %g GB/s, %g GiB: chosen %g s, best of %zu is %g", links[i], budgets[k],
                          c.sim.seconds, n, best);
             assert_true(c.n_tried < n); /* with fewer candidates */
-            mt_plan_choice_finish(&c);
         }
 }
 
@@ -104,7 +102,7 @@ TEST(the_mixture_is_near_the_best_of_all)
     for (size_t i = 0; i < MT_ARRAY_LEN(links); i++)
         for (size_t k = 0; k < MT_ARRAY_LEN(budgets); k++) {
             struct mt_machine m = make_machine(budgets[k], 8, 0);
-            struct mt_plan_choice c;
+            MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
             size_t n = 0;
             m.rate[MT_RATE_GEMM_BF16].value = 0.5;
             m.rate[MT_RATE_ATTENTION].value = m.rate[MT_RATE_ATTENTION_BWD].value = 0.5;
@@ -120,7 +118,6 @@ TEST(the_mixture_is_near_the_best_of_all)
                 fail_msg("link %g GB/s, %g GiB: chosen %g s, best of %zu is %g", links[i], budgets[k], c.sim.seconds, n, best);
             assert_true(c.n_tried < n / 3);
             apart += c.placement.offload_attention != c.placement.offload_layers;
-            mt_plan_choice_finish(&c);
         }
     assert_true(apart > 0); /* the two parts of records are offloaded differently */
 }
@@ -135,7 +132,7 @@ TEST(what_is_set_for_attention_stays)
     for (size_t i = 0; i < MT_ARRAY_LEN(links) * MT_ARRAY_LEN(budgets); i++)
         for (int attention = 0; attention <= 5; attention += 5) {
             struct mt_machine m = make_machine(budgets[i % MT_ARRAY_LEN(budgets)], 8, 0);
-            struct mt_plan_choice c;
+            MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
             m.rate[MT_RATE_GEMM_BF16].value = 0.5;
             m.rate[MT_RATE_ATTENTION].value = m.rate[MT_RATE_ATTENTION_BWD].value = 0.5;
             m.rate[MT_RATE_H2D].value = m.rate[MT_RATE_D2H].value = links[i / MT_ARRAY_LEN(budgets)];
@@ -151,7 +148,6 @@ TEST(what_is_set_for_attention_stays)
             for (size_t k = 0; k < c.n_tried; k++)
                 assert_int_equal(c.tried[k].placement.offload_attention, attention);
             mixed += c.placement.offload_layers > 0 && c.placement.offload_layers != attention;
-            mt_plan_choice_finish(&c);
         }
     assert_true(mixed > 0); /* and the rest's is chosen beside it */
 }
@@ -161,9 +157,8 @@ TEST(the_printed_values_give_the_same_step_again)
     MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&small);
     struct mt_machine m = make_machine(0.12, 8, 0);
     struct mt_plan_request r = make_request(l, &m, 128, 8);
-    struct mt_plan_choice c, again;
-    struct mt_err err = {0};
-    assert_int_equal(mt_plan_search(&c, &r, &err), 0);
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0}, again = {0};
+    MUST(mt_plan_search, &c, &r);
     r.numerics.micro_batch = c.numerics.micro_batch;
     r.numerics.logits_chunk = c.numerics.logits_chunk;
     r.placement.slots = c.placement.slots;
@@ -171,13 +166,11 @@ TEST(the_printed_values_give_the_same_step_again)
     r.placement.offload_layers = c.placement.offload_layers;
     r.placement.offload_attention = c.placement.offload_attention;
     r.placement.activations = c.placement.activations;
-    assert_int_equal(mt_plan_search(&again, &r, &err), 0);
+    MUST(mt_plan_search, &again, &r);
     assert_int_equal(again.n_tried, 1);
     assert_true(again.sim.seconds == c.sim.seconds);
     assert_int_equal(again.engine.device_bytes, c.engine.device_bytes);
     assert_int_equal(again.host_bytes, c.host_bytes);
-    mt_plan_choice_finish(&c);
-    mt_plan_choice_finish(&again);
 }
 
 TEST(more_memory_is_never_much_slower)
@@ -189,13 +182,12 @@ TEST(more_memory_is_never_much_slower)
         m.rate[MT_RATE_H2D].value = m.rate[MT_RATE_D2H].value = 0.5;
         m.rate[MT_RATE_GEMM_BF16].value = 1;
         struct mt_plan_request r = make_request(l, &m, 128, 8);
-        struct mt_plan_choice c;
+        MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
         r.placement.offload_layers = 0; /* with a link as slow as this one, offloading records delays loads */
         if (mt_plan_search(&c, &r, NULL))
             continue;
         assert_true(c.sim.seconds <= before * 1.03); /* not every placement is tried */
         before = c.sim.seconds;
-        mt_plan_choice_finish(&c);
     }
     assert_true(isfinite(before));
 }
@@ -213,7 +205,7 @@ static double seconds_of(const struct mt_plan_request *r)
 /* The search chooses the faster of halves and whole layers, within a margin; each is faster on some machine. */
 TEST(layers_are_cut_where_that_is_faster)
 {
-    struct mt_layout *l = make_layout(&small), *halves = lay_out(&small, true);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&small), *halves = lay_out(&small, true);
     int only = 0, faster = 0, not_worth = 0, all_kept = 0;
     for (double gib = 0.03; gib < 0.6; gib *= 1.25) {
         struct mt_machine m = make_machine(gib, 8, 0);
@@ -225,7 +217,7 @@ TEST(layers_are_cut_where_that_is_faster)
         cut = r;
         cut.layout = halves;
         double whole = seconds_of(&r), half = seconds_of(&cut);
-        struct mt_plan_choice c;
+        MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
         r.halves = halves;
         if (mt_plan_search(&c, &r, NULL)) {
             assert_true(isinf(whole) && isinf(half));
@@ -240,11 +232,8 @@ TEST(layers_are_cut_where_that_is_faster)
             assert_true(isinf(whole) ? c.whole_seconds == 0 : c.whole_seconds == whole && half < whole / 1.01);
         else
             assert_true(c.placement.activations == MT_ACT_KEEP || c.placement.keep_layers == small.layers || half >= whole / 1.06);
-        mt_plan_choice_finish(&c);
     }
     assert_true(only && faster && not_worth && all_kept);
-    mt_layout_destroy(&l);
-    mt_layout_destroy(&halves);
 }
 
 TEST(what_is_short_is_said_and_each_change_makes_it_fit)
@@ -279,7 +268,7 @@ TEST(what_is_short_is_said_and_each_change_makes_it_fit)
             t.placement.device_budget.bytes = (uint64_t)(gib * 1.001 * 1073741824);
         else
             continue;
-        assert_int_equal(mt_plan_search(&c, &t, &err), 0);
+        MUST(mt_plan_search, &c, &t);
         mt_plan_choice_finish(&c);
     }
 }
@@ -295,7 +284,7 @@ TEST(states_leave_the_host_in_reverse_order_of_need)
     size_t before = 0;
     for (uint64_t part = 1; part <= 8; part++) {
         struct mt_plan_request r = make_request(l, &m, 128, 8);
-        struct mt_plan_choice c;
+        MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
         r.numerics.micro_batch = 2;
         r.placement.activations = MT_ACT_RECOMPUTE;
         struct mt_plan_process process = {.layout = l, .threads = 16, .tokens_per_step = 8 * 128};
@@ -307,7 +296,6 @@ TEST(states_leave_the_host_in_reverse_order_of_need)
         before = c.n_tier[MT_UNIT_ON_HOST];
         for (size_t u = 1; u < l->n_units; u++) /* the first units of forward are the first to stay */
             assert_false(c.engine.on_disk[u - 1] & ~c.engine.on_disk[u]);
-        mt_plan_choice_finish(&c);
     }
     assert_true(before > 0);
 }
@@ -339,7 +327,7 @@ TEST(the_head_of_a_large_vocabulary_costs_little_more_than_its_products)
     MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&s);
     for (size_t i = 0; i < 5; i++) {
         struct mt_plan_request r = make_request(l, &m, 2048, 32);
-        struct mt_plan_choice c;
+        MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
         m.rate[MT_RATE_GEMM_BF16].value = rates[i][0];
         m.rate[MT_RATE_DEVICE_GBS].value = rates[i][1];
         MUST(mt_plan_search, &c, &r);
@@ -348,7 +336,6 @@ TEST(the_head_of_a_large_vocabulary_costs_little_more_than_its_products)
         double cost = head_cost(&m, s.vocab, s.hidden, chunk, piece), narrow = head_cost(&m, s.vocab, s.hidden, 64, 64);
         if (cost > 1.15 || narrow < 2)
             fail_msg("%g TFLOP/s, %g GB/s: %g times its products, %g in chunks of 64", rates[i][0], rates[i][1], cost, narrow);
-        mt_plan_choice_finish(&c);
     }
 }
 
@@ -356,7 +343,7 @@ TEST(a_chunk_of_logits_is_what_was_asked_for_or_fits)
 {
     static const struct shape large = {3584, 18944, 2, 28, 4, 152064};
     MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = make_machine(24, 256, 0);
-    struct mt_layout *l = make_layout(&large), *few = make_layout(&tiny);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&large), *few = make_layout(&tiny);
     struct mt_plan_request r = make_request(l, &m, 2048, 32);
     int64_t chunk[MT_PLAN_MAX_CHUNKS];
     assert_int_equal(mt_plan_chunks(&r, chunk), 3);
@@ -371,8 +358,6 @@ TEST(a_chunk_of_logits_is_what_was_asked_for_or_fits)
     assert_int_equal(mt_plan_chunks(&r, chunk), 1);
     mt_plan_take_chunk(&r, chunk[0]);
     assert_true(r.numerics.logits_chunk == 128 && r.numerics.logits_piece == MT_AUTO);
-    mt_layout_destroy(&l);
-    mt_layout_destroy(&few);
 }
 
 int main(void)

@@ -124,7 +124,6 @@ TEST(on_the_cpu_device_updates_take_cores_from_compute)
 TEST(on_the_cpu_device_messages_take_cores_that_are_not_idle)
 {
     struct mt_machine m = make_machine(24, 64, 0);
-    struct mt_err err = {0};
     struct mt_sim_params p = {.machine = &m, .net = {.gbs = 1, .cores = 0.5}};
     m.cpu = true;
     m.rate[MT_RATE_CORES] = (struct mt_rate){4, MT_RATE_MEASURED};
@@ -134,7 +133,7 @@ TEST(on_the_cpu_device_messages_take_cores_that_are_not_idle)
         int32_t c = task(&g, MT_Q_COMPUTE, 0.875, 0), u = task(&g, MT_Q_HOST, 0.875, 0);
         task(&g, MT_Q_NET, 8, 8e9);
         g.g.turn = g.g.n - 1;
-        assert_int_equal(mt_sim_run(&r, &g.g, &p, &err), 0);
+        MUST(mt_sim_run, &r, &g.g, &p);
         NEAR(g.task[c].end, p.update_threads < 4 ? 0.875 : 1.0); /* half a core of four */
         NEAR(g.task[u].end, g.task[c].end);
     }
@@ -170,10 +169,10 @@ TEST(on_the_cpu_device_short_copies_are_in_the_caches)
     m.rate[MT_RATE_H2D].value = m.rate[MT_RATE_D2H].value = 10;
     m.rate[MT_RATE_H2D_SHORT].value = m.rate[MT_RATE_D2H_SHORT].value = 20;
     for (int large = 0; large < 2; large++) {
-        struct mt_layout *l = make_layout(large ? &small : &tiny);
+        MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(large ? &small : &tiny);
         struct mt_plan_request r = make_request(l, &m, 128, 6);
-        struct mt_plan_choice c;
-        struct mt_sim_graph g;
+        MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
+        MT_CLOSED_BY(mt_sim_graph_finish) struct mt_sim_graph g = {0};
         size_t n = 0;
         assert_int_equal(mt_plan_evaluate(&c, &r, &g, NULL), 0);
         for (size_t i = 0; i < g.n; i++) {
@@ -185,9 +184,6 @@ TEST(on_the_cpu_device_short_copies_are_in_the_caches)
             assert_true(large ? gbs < 19.99 && gbs > 10.01 : fabs(gbs - 20) < 1e-6);
         }
         assert_true(n > 0);
-        mt_sim_graph_finish(&g);
-        mt_plan_choice_finish(&c);
-        mt_layout_destroy(&l);
     }
 }
 
@@ -224,14 +220,13 @@ TEST(a_step_takes_at_least_what_each_resource_takes)
     for (int act = MT_ACT_KEEP; act <= MT_ACT_RECOMPUTE; act++)
         for (int slots = 2; slots <= 8; slots += 3) {
             struct mt_plan_request r = make_request(l, &m, 128, 6);
-            struct mt_plan_choice c;
-            struct mt_sim_graph g;
-            struct mt_err err = {0};
+            MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
+            MT_CLOSED_BY(mt_sim_graph_finish) struct mt_sim_graph g = {0};
             r.placement.states = slots == 5 ? MT_STATES_HOST : MT_STATES_DISK;
             r.placement.activations = (enum mt_activations)act;
             r.placement.slots = slots;
             r.numerics.micro_batch = 4; /* 6 rows: the second micro-batch is smaller */
-            assert_int_equal(mt_plan_evaluate(&c, &r, &g, &err), 0);
+            MUST(mt_plan_evaluate, &c, &r, &g);
             assert_int_equal(c.n_micro, 2);
             double most = 0;
             for (int k = 0; k < MT_SIM_N_RESOURCES; k++)
@@ -254,7 +249,5 @@ TEST(a_step_takes_at_least_what_each_resource_takes)
                 for (int q = 0; q < MT_N_QUEUES; q++)
                     assert_true(g.tasks[i].wait[q] < 0 ||
                                 g.tasks[g.tasks[i].wait[q]].end <= g.tasks[i].start + 1e-12);
-            mt_sim_graph_finish(&g);
-            mt_plan_choice_finish(&c);
         }
 }

@@ -25,7 +25,6 @@ static int page_of(struct mt_str *page, const char *text, struct mt_err *err)
 TEST(records_of_a_run_are_told_apart)
 {
     MT_STR_FREED struct mt_str page = {0};
-    struct mt_err err = {0};
     const char *text = "{\"step\": 1, \"loss\": 2.5, \"lr\": null}\n"
                        "{\"step\": 1, \"layer\": 0, \"expert_balance\": 1.5, \"expert_entropy\": 0.9}\n"
                        "{\"step\": 1, \"layer\": 1, \"expert_balance\": 2.5, \"expert_entropy\": 0.5}\n"
@@ -38,7 +37,7 @@ TEST(records_of_a_run_are_told_apart)
         "\"evals\":{\"step\":[2],\"eval_loss\":[2.375],\"eval_held_loss\":[2],",
         "\"expert_balance\":[2],\"expert_balance least\":[1.5],\"expert_balance most\":[2.5]",
         "\"title\":\"\\u003ctitle>\""};
-    assert_int_equal(page_of(&page, text, &err), 0);
+    MUST(page_of, &page, text);
     for (size_t i = 0; i < sizeof(held) / sizeof(*held); i++)
         assert_non_null(strstr(page.p, held[i]));
 }

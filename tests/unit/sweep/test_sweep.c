@@ -28,14 +28,10 @@ static const char *axis(const struct mt_sweep_job *j, size_t k)
 
 TEST(a_grid_crosses_its_axes)
 {
-    struct mt_sweep s;
-    struct mt_err err = {0};
-    assert_int_equal(read_text(&s,
-                               "[global]\nmodel.path = m\n[train]\nbatch_size = 8\n"
-                               "[sweep]\ntrain.micro_batch = 1, 2,4\nmemory.slots = 2, 3\nsteps = 4\n"
-                               "warmup_steps = 1\nrepeat = 2\nspread = 5%\ncooldown = 100ms\n",
-                               &err),
-                     0);
+    MT_CLOSED_BY(mt_sweep_finish) struct mt_sweep s = {0};
+    MUST(read_text, &s, "[global]\nmodel.path = m\n[train]\nbatch_size = 8\n"
+         "[sweep]\ntrain.micro_batch = 1, 2,4\nmemory.slots = 2, 3\nsteps = 4\n"
+         "warmup_steps = 1\nrepeat = 2\nspread = 5%\ncooldown = 100ms\n");
     assert_int_equal(s.n_jobs, 6);
     assert_string_equal(axis(&s.jobs[0], 0), "1");
     assert_string_equal(axis(&s.jobs[0], 1), "2");
@@ -48,15 +44,13 @@ TEST(a_grid_crosses_its_axes)
     for (size_t i = 0; i < 6; i++)
         for (size_t k = 0; k < i; k++)
             assert_string_not_equal(s.jobs[i].hash, s.jobs[k].hash);
-    mt_sweep_finish(&s);
 }
 
 TEST(a_zip_pairs_them_and_wants_equal_lengths)
 {
     struct mt_sweep s;
     struct mt_err err = {0};
-    assert_int_equal(read_text(&s, "[sweep]\nmode = zip\ntrain.micro_batch = 1, 2\nmemory.slots = 2, 3\n", &err),
-                     0);
+    MUST(read_text, &s, "[sweep]\nmode = zip\ntrain.micro_batch = 1, 2\nmemory.slots = 2, 3\n");
     assert_int_equal(s.n_jobs, 2);
     assert_string_equal(axis(&s.jobs[1], 0), "2");
     assert_string_equal(axis(&s.jobs[1], 1), "3");
@@ -68,17 +62,13 @@ TEST(a_zip_pairs_them_and_wants_equal_lengths)
 
 TEST(jobs_are_variants_of_the_whole_grid)
 {
-    struct mt_sweep s;
-    struct mt_err err = {0};
-    assert_int_equal(read_text(&s,
-                               "[sweep]\nmemory.slots = 2, 3\n[job plain]\n[job f32]\nmodel.dtype = f32\n", &err),
-                     0);
+    MT_CLOSED_BY(mt_sweep_finish) struct mt_sweep s = {0};
+    MUST(read_text, &s, "[sweep]\nmemory.slots = 2, 3\n[job plain]\n[job f32]\nmodel.dtype = f32\n");
     assert_int_equal(s.n_jobs, 4);
     assert_string_equal(s.jobs[0].name, "plain"); /* a job without keys is a job */
     assert_null(strstr(s.jobs[0].ini, "f32"));
     assert_string_equal(s.jobs[2].name, "f32");
     assert_non_null(strstr(s.jobs[2].ini, "dtype = f32"));
-    mt_sweep_finish(&s);
 }
 
 TEST(every_bad_line_is_named)
@@ -121,8 +111,8 @@ TEST(a_run_is_kept_and_found_again)
     struct mt_err err = {0};
     assert_non_null(mkdtemp(dir));
     assert_int_equal(mt_sweep_run_load(&b, dir, "abc", 0, &err), -ENOENT);
-    assert_int_equal(mt_sweep_run_save(&a, dir, "abc", 0, &err), 0);
-    assert_int_equal(mt_sweep_run_load(&b, dir, "abc", 0, &err), 0);
+    MUST(mt_sweep_run_save, &a, dir, "abc", 0);
+    MUST(mt_sweep_run_load, &b, dir, "abc", 0);
     assert_true(a.seconds == b.seconds && a.tok_s == b.tok_s && a.peak_bytes == b.peak_bytes);
     assert_string_equal(b.status, "ok");
     assert_int_equal(mt_sweep_run_load(&b, dir, "abc", 1, &err), -ENOENT);
@@ -147,15 +137,14 @@ static struct mt_sweep_row row(const struct mt_sweep_job *j, double seconds, dou
 
 TEST(comparison_tells_change_from_noise)
 {
-    struct mt_sweep s;
-    struct mt_err err = {0};
-    struct mt_str out = {0};
-    assert_int_equal(read_text(&s, "[sweep]\nmemory.slots = 2, 3, 4, 5\n", &err), 0);
+    MT_CLOSED_BY(mt_sweep_finish) struct mt_sweep s = {0};
+    MT_STR_FREED struct mt_str out = {0};
+    MUST(read_text, &s, "[sweep]\nmemory.slots = 2, 3, 4, 5\n");
     struct mt_sweep_row before[3] = {row(&s.jobs[0], 1, 0.01, 1), row(&s.jobs[1], 1, 0.01, 1),
                                      row(&s.jobs[2], 1, 0.1, 1)};
     struct mt_sweep_row now[3] = {row(&s.jobs[0], 1.1, 0.01, 1), row(&s.jobs[1], 0.8, 0.01, 1),
                                   row(&s.jobs[2], 1.1, 0.1, 1)};
-    cJSON *a = mt_sweep_json(before, 3), *b = mt_sweep_json(now, 3);
+    MT_JSON_FREED cJSON *a = mt_sweep_json(before, 3), *b = mt_sweep_json(now, 3);
     mt_sweep_compare(&out, a, b);
     assert_non_null(strstr(out.p, "| +10.0 | slower |"));
     assert_non_null(strstr(out.p, "| -20.0 | faster |"));
@@ -176,17 +165,12 @@ TEST(comparison_tells_change_from_noise)
     mt_sweep_compare(&out, a, b);
     assert_non_null(strstr(out.p, "| noise unknown |"));
     assert_non_null(strstr(out.p, "0 faster, 0 slower, 0 the same within the noise; 1 of a single run"));
-    mt_str_finish(&out);
-    cJSON_Delete(a);
-    cJSON_Delete(b);
-    mt_sweep_finish(&s);
 }
 
 TEST(runs_with_predictions_of_their_own_are_compared_with_those)
 {
-    struct mt_sweep s;
-    struct mt_err err = {0};
-    assert_int_equal(read_text(&s, "[sweep]\nmemory.slots = 2\n", &err), 0);
+    MT_CLOSED_BY(mt_sweep_finish) struct mt_sweep s = {0};
+    MUST(read_text, &s, "[sweep]\nmemory.slots = 2\n");
     /* the machine is half as fast in the second run, and said so */
     struct mt_sweep_run runs[3] = {{.status = "ok", .seconds = 1.0, .predicted = 1.0, .ratio = 1.0, .peak_bytes = 7},
                                    {.status = "ok", .seconds = 2.2, .predicted = 2.0, .ratio = 1.1},
@@ -203,15 +187,13 @@ TEST(runs_with_predictions_of_their_own_are_compared_with_those)
     mt_sweep_row_fill(&r, &s.jobs[0], runs, 3, &p);
     assert_true(fabs(r.ratio.median - 1.1 / 5) < 1e-9);
     assert_true(r.predicted.seconds == 5);
-    mt_sweep_finish(&s);
 }
 
 TEST(tables_hold_failures_and_errors_of_prediction)
 {
-    struct mt_sweep s;
-    struct mt_err err = {0};
-    struct mt_str csv = {0}, md = {0};
-    assert_int_equal(read_text(&s, "[sweep]\nmemory.slots = 2, 3\n", &err), 0);
+    MT_CLOSED_BY(mt_sweep_finish) struct mt_sweep s = {0};
+    MT_STR_FREED struct mt_str csv = {0}, md = {0};
+    MUST(read_text, &s, "[sweep]\nmemory.slots = 2, 3\n");
     struct mt_sweep_row rows[2] = {row(&s.jobs[0], 1.1, 0.01, 1)};
     struct mt_sweep_run dead = {.status = "signal 9"};
     struct mt_sweep_prediction p = {.fits = true, .seconds = 2, .tokens = 100};
@@ -225,17 +207,13 @@ TEST(tables_hold_failures_and_errors_of_prediction)
     assert_non_null(strstr(md.p, "| signal 9 |"));
     assert_non_null(strstr(md.p, "median error 10.0%"));
     assert_null(strstr(csv.p, "nan"));
-    mt_str_finish(&csv);
-    mt_str_finish(&md);
-    mt_sweep_finish(&s);
 }
 
 TEST(losses_of_other_numerics_are_compared)
 {
-    struct mt_sweep s;
-    struct mt_err err = {0};
-    struct mt_str md = {0};
-    assert_int_equal(read_text(&s, "[sweep]\nmodel.compute = bf16, fp8\n", &err), 0);
+    MT_CLOSED_BY(mt_sweep_finish) struct mt_sweep s = {0};
+    MT_STR_FREED struct mt_str md = {0};
+    MUST(read_text, &s, "[sweep]\nmodel.compute = bf16, fp8\n");
     struct mt_sweep_row rows[2] = {row(&s.jobs[0], 1, 0.01, 1), row(&s.jobs[1], 1, 0.01, 1)};
     rows[0].run.loss = rows[1].run.loss = 2.5;
     mt_sweep_markdown(&md, rows, 2);
@@ -244,6 +222,4 @@ TEST(losses_of_other_numerics_are_compared)
     rows[1].run.loss = 2.505;
     mt_sweep_markdown(&md, rows, 2);
     assert_non_null(strstr(md.p, "model.compute fp8: 2.505, +0.200% of 2.5 (model.compute bf16)."));
-    mt_str_finish(&md);
-    mt_sweep_finish(&s);
 }

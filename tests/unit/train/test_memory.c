@@ -9,10 +9,9 @@ enum { GIB = 1 << 30 };
 TEST(what_fits_is_let_pass)
 {
     struct mt_memory m = {.n_limits = 2};
-    struct mt_err err = {0};
     m.limits[0] = (struct mt_memory_limit){"host", "MemAvailable", GIB, GIB};
     m.limits[1] = (struct mt_memory_limit){"disk", "out", 0, 0};
-    assert_int_equal(mt_memory_check(&m, &err), 0);
+    MUST(mt_memory_check, &m);
 }
 
 TEST(the_first_limit_that_is_short_is_told_with_numbers)

@@ -42,9 +42,8 @@ static void write_steps(uint64_t from, uint64_t to, uint64_t open_at)
     assert_int_equal(mt_metrics_open(&m, &jsonl, dir, open_at, mt_objective_find("cross_entropy"), false, NULL), 0);
     for (uint64_t s = from; s <= to; s++) {
         struct mt_step_report r = report(s, (double)s);
-        cJSON *o = mt_metrics_step_record(&r);
+        MT_JSON_FREED cJSON *o = mt_metrics_step_record(&r);
         mt_metrics_write(m, o);
-        cJSON_Delete(o);
     }
     mt_metrics_close(&m);
     assert_null(m);
@@ -57,10 +56,9 @@ static void expect_steps(uint64_t n)
     uint64_t seen = 0;
     assert_int_equal(mt_read_file(path, &text, &len, NULL), 0);
     for (char *line = text, *nl; (nl = strchr(line, '\n')); line = nl + 1) {
-        cJSON *o = cJSON_ParseWithLength(line, (size_t)(nl - line));
+        MT_JSON_FREED cJSON *o = cJSON_ParseWithLength(line, (size_t)(nl - line));
         assert_non_null(o);
         assert_int_equal(mt_json_get(o, "step")->valueint, ++seen);
-        cJSON_Delete(o);
     }
     assert_int_equal(seen, n);
 }
@@ -68,7 +66,8 @@ static void expect_steps(uint64_t n)
 /* As read by a spreadsheet: a row of other columns than the header's would be another row. */
 TEST_WITH(rows_stay_below_their_names_when_sets_change, set_up, tear_down)
 {
-    char *one[] = {"old:a.jsonl"}, *two[] = {"new:b.jsonl"}, *text = NULL, csv[128];
+    char *one[] = {"old:a.jsonl"}, *two[] = {"new:b.jsonl"}, csv[128];
+    MT_FREED char *text = NULL;
     struct mt_config cfg = {.log = {.csv = true, .exec = ""}, .eval = {.sets = {one, 1}}};
     struct mt_eval_report r = {.step = 1, .loss = 1, .n_loss = 4, .n_sets = 1,
                                .sets = {{.name = "old", .loss = 0.25, .accuracy = 0.5, .n_loss = 3}}};
@@ -101,7 +100,6 @@ TEST_WITH(rows_stay_below_their_names_when_sets_change, set_up, tear_down)
             commas += *c == ',';
         assert_int_equal(commas, 28 - 1 + 2 * 4);
     }
-    free(text);
 }
 
 TEST_WITH(a_resumed_run_cuts_what_went_further, set_up, tear_down)
@@ -136,14 +134,11 @@ TEST_WITH(numbers_read_back_exactly, set_up, tear_down)
         if (!isfinite(loss))
             continue;
         struct mt_step_report r = report(i, loss);
-        cJSON *o = mt_metrics_step_record(&r);
-        char *text = mt_json_print(o, false);
-        cJSON *back = cJSON_Parse(text);
+        MT_JSON_FREED cJSON *o = mt_metrics_step_record(&r);
+        MT_FREED char *text = mt_json_print(o, false);
+        MT_JSON_FREED cJSON *back = cJSON_Parse(text);
         assert_true(mt_json_get(back, "loss")->valuedouble == loss);
         assert_true(mt_json_get(back, "lr")->valuedouble == 1e-5 / 3);
-        cJSON_Delete(o);
-        cJSON_Delete(back);
-        free(text);
     }
 }
 
@@ -153,13 +148,12 @@ TEST_WITH(a_skipped_step_is_told_with_its_tensor, set_up, tear_down)
     r.result.skipped = true;
     r.result.grad_norm = NAN;
     snprintf(r.result.bad_tensor, sizeof(r.result.bad_tensor), "model.norm.weight");
-    cJSON *o = mt_metrics_step_record(&r);
+    MT_JSON_FREED cJSON *o = mt_metrics_step_record(&r);
     MT_FREED char *text = mt_json_print(o, false);
     assert_non_null(strstr(text, "\"grad_norm\":null"));
     assert_non_null(strstr(text, "\"skipped\":true"));
     assert_non_null(strstr(text, "\"bad_tensor\":\"model.norm.weight\""));
     assert_null(strstr(text, "nan"));
-    cJSON_Delete(o);
 }
 
 static double layer_value(const int32_t *rows, size_t n, const char *key)
