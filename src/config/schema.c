@@ -366,7 +366,7 @@ static const struct mt_key keys[] = {
      "Further evaluation data by name, evaluated and reported beside data.eval: code:code.jsonl, math:math.jsonl."},
     {"eval", "generate", MT_OUTPUT, MT_KEY_PATH, AT(eval.generate), "", NULL, ANY, NULL,
      "Prompts, as megatrain generate reads them: each evaluation writes the likeliest answers to answers-STEP.jsonl of the output folder, "
-     "and with policy.reward measures the mean reward. Some 20 do; texts have no cache here."},
+     "and with policy.reward measures the mean reward. Some 20 do: their cache takes memory from the run."},
     {"eval", "generate_tokens", MT_OUTPUT, MT_KEY_COUNT, AT(eval.generate_tokens), "128", NULL, 1, 1 << 20, NULL,
      "Most tokens of an answer to a prompt of eval.generate."},
     {"eval", "max_samples", MT_OUTPUT, MT_KEY_COUNT, AT(eval.max_samples), "512", NULL, 1, 1e15, NULL,
