@@ -350,6 +350,11 @@ def time_on_cpu(run):
         return int(f.read().split()[0]) / 1e9
 
 
+def catches(run, sig):
+    with open(f"/proc/{run.pid}/status") as f:
+        return int(f.read().split("SigCgt:")[1].split()[0], 16) >> sig - 1 & 1
+
+
 def a_request_before_the_first_step_is_met(p):
     """USR1 and USR2, as a queue sends them, from the first line on: the run goes on."""
     for delay in (0.002, 0.01, 0.03):
@@ -360,7 +365,8 @@ def a_request_before_the_first_step_is_met(p):
         while not b"run" in open(f"/proc/{run.pid}/cmdline", "rb").read().split(b"\0"):
             time.sleep(0.001)
         began = time_on_cpu(run)
-        while time_on_cpu(run) < began + 0.010 and run.poll() is None: # a new file is linked slowly
+        while run.poll() is None and not all(catches(run, sig) for sig in (signal.SIGUSR1, signal.SIGUSR2)):
+            assert time_on_cpu(run) < began + 0.1, "what comes before is linking, of a new file slowly"
             time.sleep(0.001)
         run.send_signal(signal.SIGUSR1)
         run.send_signal(signal.SIGUSR2)
