@@ -10,7 +10,7 @@
 #define MT_LOCKED(mutex) MT_LOCKED_AS(mutex, __LINE__)
 #define MT_LOCKED_AS(mutex, line) MT_LOCKED_BY(mutex, line)
 #define MT_LOCKED_BY(mutex, line) \
-    MT_CLOSED_BY(mt_unlock_at) pthread_mutex_t *mt_locked_##line = mt_lock(mutex)
+    MT_CLOSED_BY(mt_unlock_at) __attribute__((unused)) pthread_mutex_t *mt_locked_##line = mt_lock(mutex)
 
 static inline pthread_mutex_t *mt_lock(pthread_mutex_t *mutex)
 {
