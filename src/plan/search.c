@@ -370,9 +370,10 @@ static int search_bases(struct mt_plan_choice *out, const struct mt_plan_request
 
 static int search_order(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
-    int rc = search_bases(out, r, err)
-          ?: try_gathering(out, r, err)
-          ?: try_staying(out, r, err);
+    int rc = search_bases(out, r, err);
+    if (rc) /* *out is as it was, perhaps not set */
+        return rc;
+    rc = try_gathering(out, r, err) ?: try_staying(out, r, err);
     if (rc)
         mt_plan_choice_finish(out);
     return rc;
