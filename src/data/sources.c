@@ -385,8 +385,9 @@ bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format f
                mt_json_get(r, "token_ids");
     bool requests = mt_json_get(r, "continuation") || mt_json_get(r, "arguments");
     if (format == MT_FORMAT_ROLLOUTS || (format == MT_FORMAT_AUTO && mt_samples_are_rollouts(r)))
-        return !ids && !mt_json_get(r, "prompt_ids") && (!bytes || chat || !cJSON_IsString(mt_json_get(r, "completion")));
-    if (format == MT_FORMAT_REQUESTS || (format == MT_FORMAT_AUTO && requests))
+        needs = !ids && !mt_json_get(r, "prompt_ids") &&
+                (!bytes || chat || !cJSON_IsString(mt_json_get(r, "completion")));
+    else if (format == MT_FORMAT_REQUESTS || (format == MT_FORMAT_AUTO && requests))
         needs = true;
     else if (format == MT_FORMAT_AUTO)
         needs = cJSON_IsObject(r) && (chat || !ids) && (chat || !bytes) &&
