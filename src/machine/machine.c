@@ -73,7 +73,6 @@ static int take_text(struct reader *r, char *out, size_t len, const char *key, c
 
 static int read_machine_key(struct reader *r, const char *key, const char *value, struct mt_err *err)
 {
-    const struct mt_device_kind *kind = mt_device_kind(value);
     struct mt_machine *m = r->m;
     const struct {
         const char *key;
@@ -84,14 +83,16 @@ static int read_machine_key(struct reader *r, const char *key, const char *value
     for (size_t i = 0; i < MT_ARRAY_LEN(texts); i++)
         if (!strcmp(key, texts[i].key))
             return take_text(r, texts[i].text, texts[i].size, key, value, err);
-    if (!strcmp(key, "version"))
+    if (!strcmp(key, "version")) {
         r->version = atoi(value);
-    else if (strcmp(key, "kind"))
+        return 0;
+    }
+    if (strcmp(key, "kind"))
         return bad(r, err, "unknown key \"machine.%s\"", key);
-    else if (!kind)
+    const struct mt_device_kind *kind = mt_device_kind(value);
+    if (!kind)
         return bad(r, err, "machine.kind must be cpu or cuda, not \"%s\"", value);
-    else
-        m->cpu = kind->shares_host_memory;
+    m->cpu = kind->shares_host_memory;
     return 0;
 }
 
