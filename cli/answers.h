@@ -12,8 +12,9 @@ struct cli_answers {
     size_t learner;
 };
 
-/** Reads the prompts; in: the run's, already open, which is told how many there are, and how long. The texts must fit in
- * rows. Finish in any case. */
+/** Reads the prompts of eval.generate; each must fit in a row with its answer. Sets in `in`, the open inputs of the run, how
+ * many prompts there are and the length of the longest with its answer, which size the key-value cache. Finish in any
+ * case. */
 int cli_answers_open(struct cli_answers *a, struct mt_config *cfg, struct mt_inputs *in, struct mt_err *err);
 /** mt_train_params.answer: writes answers-STEP.jsonl, with rewards where policy.reward is set, and answers.jsonl, which
  * is the newest of them. a->g.session is the run's. */

@@ -230,15 +230,15 @@ template <typename T> static __global__ void __launch_bounds__(WARPS *WARP) row_
 cudaError_t mt_cuda_merge_adapter(const struct mt_merge_adapter *a, cudaStream_t stream)
 {
     const struct mt_packed_format *f = &mt_packed_formats[a->of.format];
-    bool square = a->of.format == MT_PACKED_FP8, in_row = !f->by_rows && f->block && a->of.cols % f->block;
+    bool square = a->of.format == MT_PACKED_FP8, across_rows = !f->by_rows && f->block && a->of.cols % f->block;
     unsigned columns = static_cast<unsigned>(ceil_div(a->of.cols, square ? MT_FP8_BLOCK : WIDE));
-    size_t n = in_row ? ceil_div(a->of.rows * a->of.cols, ROWS * WIDE)
-                      : columns * ceil_div(a->of.rows, square ? MT_FP8_BLOCK : ROWS);
+    size_t n = across_rows ? ceil_div(a->of.rows * a->of.cols, ROWS * WIDE)
+                           : columns * ceil_div(a->of.rows, square ? MT_FP8_BLOCK : ROWS);
     dim3 rows = grid_of(ceil_div(a->of.rows, WARPS)), blocks = grid_of(square ? n : ceil_div(n, WARPS));
     cudaError_t rc = cudaSuccess;
     if (a->magnitude)
         rc = MT_LAUNCH_OF(a->of.dtype, row_norms, rows, WARPS *WARP, 0, stream, *a);
-    return for_flag(in_row, [=](auto flat) {
+    return for_flag(across_rows, [=](auto flat) {
         return for_dtype(a->of.dtype, [=](auto t) {
             return MT_LAUNCH_NEXT(rc, (merge_adapter<decltype(t), flat.value>), blocks, WARPS *WARP, 0, stream, *a,
                                   columns, values_of(MT_PACKED_NF4));

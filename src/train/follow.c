@@ -186,7 +186,8 @@ static int take_reference(mt_cluster *c, const struct mt_session *s, uint64_t n,
         return mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "host 0 has a reference of %llu answers, and its data here have %zu",
                        (unsigned long long)n, mt_reference_count(s->setup->in));
     free(c->reference);
-    return MT_NEW(&c->reference, n, "log-probabilities of the reference", err) ?: mt_net_recv(c->net, 0, c->reference, n * sizeof(*c->reference), err);
+    return MT_NEW(&c->reference, n, "log-probabilities of the reference", err)
+               ?: mt_net_recv(c->net, 0, c->reference, n * sizeof(*c->reference), err);
 }
 
 /* That of the data which the command names; NULL: this host has no such data. */
