@@ -200,6 +200,11 @@ double tolerance(const struct harness *h, double f32, double bf16)
     return h->dtype == MT_F32 ? f32 : bf16;
 }
 
+double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
 void expect_close(struct harness *h, const char *what, const double *got, const double *want, size_t n,
                   double tol)
 {

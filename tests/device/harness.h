@@ -66,6 +66,8 @@ void must(struct harness *h, const char *what, int rc, const struct mt_err *err)
 /** 1 for f32, 2^-8 for bf16: tolerances are stated for f32 and for bf16 by rounding steps. */
 double tolerance(const struct harness *h, double f32, double bf16);
 
+double sigmoid(double x);
+
 /** A test of the suite, listed where it is written: DEVICE_TEST(a_sentence_that_holds) { ... }, with `h`, the harness. */
 #define DEVICE_TEST(name)                                      \
     static void name(struct harness *h);                       \

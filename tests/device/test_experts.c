@@ -161,7 +161,7 @@ static double unit(enum mt_glu_kind kind, double g, double u, double *by_g, doub
     }
     bool clamped = kind == MT_GLU_CLAMPED;
     double x = clamped ? fmin(g, CLAMP) : g, v = clamped ? fmax(fmin(u, CLAMP), -CLAMP) + 1 : u;
-    double a = clamped ? alpha : 1, s = 1 / (1 + exp(-a * x));
+    double a = clamped ? alpha : 1, s = sigmoid(a * x);
     *by_g = clamped && g > CLAMP ? 0 : v * s * (1 + a * x * (1 - s));
     *by_u = clamped && fabs(u) > CLAMP ? 0 : x * s;
     return x * s * v;
@@ -257,7 +257,7 @@ static void gate_case(struct harness *h, size_t n, size_t c, size_t f)
         double dot = 0;
         for (size_t k = 0; k < c; k++)
             dot += x[i * c + k] * w[k];
-        double g = want_gate[i] = 1 / (1 + exp(-dot)), d = dgate[i] * g * (1 - g);
+        double g = want_gate[i] = sigmoid(dot), d = dgate[i] * g * (1 - g);
         for (size_t k = 0; k < f; k++)
             want[i * f + k] = act[i * f + k] * g;
         for (size_t k = 0; k < c; k++) {

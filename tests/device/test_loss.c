@@ -13,12 +13,12 @@ enum { CLAMP = 4 };
 static double gate(double x, enum mt_glu_kind kind, double *slope)
 {
     if (kind == MT_GLU_CLAMPED) {
-        double g = fmin(x, CLAMP), s = 1 / (1 + exp(-ALPHA * g));
+        double g = fmin(x, CLAMP), s = sigmoid(ALPHA * g);
         *slope = x > CLAMP ? 0 : s * (1 + ALPHA * g * (1 - s));
         return g * s;
     }
     if (kind == MT_GLU_SILU) {
-        double s = 1 / (1 + exp(-x));
+        double s = sigmoid(x);
         *slope = s * (1 + x * (1 - s));
         return x * s;
     }
@@ -99,7 +99,7 @@ static void xielu_case(struct harness *h, size_t n, size_t f)
     RUN(h, mt_op_xielu, &(struct mt_xielu){.n = n, .f = f, .dtype = h->dtype, .x = bx->p, .shape = bs->p, .out = y->p});
     RUN(h, mt_op_xielu_bwd, &b);
     double *apart = buf_get(h, dx), p = softplus(shape[0]), q = shape[2] + softplus(shape[1]), largest = 0;
-    double sp = 1 / (1 + exp(-shape[0])), sn = 1 / (1 + exp(-shape[1])), of[2] = {0, 0};
+    double sp = sigmoid(shape[0]), sn = sigmoid(shape[1]), of[2] = {0, 0};
     for (size_t i = 0; i < n * f; i++) {
         double e = expm1(fmin(x[i], shape[3])), v = x[i];
         double slope = v > 0 ? 2 * p * v : q * ((v < shape[3] ? e + 1 : 0) - 1);

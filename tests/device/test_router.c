@@ -31,7 +31,7 @@ static void score(enum mt_router_score kind, double *s, const double *x, size_t 
     if (kind == MT_SCORE_SOFTMAX)
         softmax(s, x, e);
     for (size_t i = 0; kind != MT_SCORE_SOFTMAX && i < e; i++)
-        s[i] = kind == MT_SCORE_SIGMOID ? 1 / (1 + exp(-x[i])) : x[i];
+        s[i] = kind == MT_SCORE_SIGMOID ? sigmoid(x[i]) : x[i];
 }
 
 static size_t largest(const double *v, size_t n)
