@@ -101,7 +101,7 @@ def prepare(tree):
     build = os.path.join(tree, "build")
     if not os.path.isdir(build):
         subprocess.run(["meson", "setup", build, tree, "-Dcuda=disabled", "-Dtests=enabled", "--werror"], check=True, stdout=subprocess.DEVNULL)
-    make(build, tiers.targets(build, "first"))
+    make(build, tiers.targets(build, tiers.first(build)))
     return build
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Which tests a run of scripts/test has, from Meson's own list of tests (tests/README.md, "Tiers").
-  tiers.py targets BUILD WORD...   what ninja has to build: @SUITE is what the tests of a suite need, others are as they are
-  tiers.py rest BUILD              names of the tests of the plain build that CI runs after the first tier
-  tiers.py sanitized BUILD         names of those that CI runs under AddressSanitizer
-  tiers.py threads BUILD           names of those that CI runs under ThreadSanitizer
+  tiers.py targets BUILD WORD...   what ninja has to build: @CHOICE is what the tests of a choice need, others are as they are
+  tiers.py CHOICE BUILD            names of the tests of a choice
+A choice is `first`, the first tier; `rest`, those of the plain build that CI runs after it; `sanitized`, those that CI runs under
+AddressSanitizer; `threads`, those that it runs under ThreadSanitizer.
 Of all but the first tier CI runs a third, another third with the next commit, and those whose sources changed lately."""
 import json
 import os
@@ -29,10 +29,10 @@ def suites(test):
     return {s.rpartition(":")[2] for s in test["suite"]}
 
 
-def targets(build, suite):
-    """Paths in the build's folder of what the tests of a suite depend on."""
+def targets(build, tests):
+    """Paths in the build's folder of what the tests depend on."""
     files = {t["id"]: t["filename"] for t in introspected(build, "targets")}
-    ids = {i for t in introspected(build, "tests") if suite in suites(t) for i in t["depends"]}
+    ids = {i for t in tests for i in t["depends"]}
     return sorted({os.path.relpath(f, os.path.realpath(build)) for i in ids for f in files.get(i, [])})
 
 
@@ -82,6 +82,10 @@ def beyond_first(build):
     return [t for t in introspected(build, "tests") if not suites(t) & {"first", "night"}]
 
 
+def first(build):
+    return [t for t in introspected(build, "tests") if "first" in suites(t)]
+
+
 def rest(build):
     return in_turn(build, beyond_first(build))
 
@@ -94,11 +98,14 @@ def threads(build):
     return in_turn(build, [t for t in introspected(build, "tests") if "threads" in suites(t)])
 
 
+CHOICES = {"first": first, "rest": rest, "sanitized": sanitized, "threads": threads}
+
+
 def main(command, build, *words):
     if command == "targets":
-        found = [f for w in words for f in (targets(build, w[1:]) if w.startswith("@") else [w])]
+        found = [f for w in words for f in (targets(build, CHOICES[w[1:]](build)) if w.startswith("@") else [w])]
     else:
-        found = [t["name"] for t in {"rest": rest, "sanitized": sanitized, "threads": threads}[command](build)]
+        found = [t["name"] for t in CHOICES[command](build)]
     print("\n".join(found))
 
 
