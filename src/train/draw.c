@@ -4,12 +4,15 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/dtype.h"
 #include "base/mem.h"
 #include "base/philox.h"
 #include "device/cpu/logits.h"
 
 /* Logarithms of weights, beside the likeliest token's 1; the most is of one that is taken for 0. */
 enum { FIRST_MARGIN = 8, MOST_MARGIN = 45 };
+/* Bits of a logit by which candidates are told apart in a pass. */
+enum { DIGIT = 11 };
 
 int mt_drawing_init(struct mt_drawing *d, const struct mt_generation *g, size_t vocab, struct mt_err *err)
 {
@@ -25,35 +28,77 @@ void mt_drawing_finish(struct mt_drawing *d)
     *d = (struct mt_drawing){0};
 }
 
-/* The likeliest first; of equal ones that with the smaller id. */
-static int compare(const void *a, const void *b)
+/* A number of 3 DIGITs that grows with the logit. */
+static uint64_t key_of(float logit)
 {
-    const struct mt_candidate *x = a, *y = b;
-    if (x->logit != y->logit)
-        return x->logit < y->logit ? 1 : -1;
-    return (x->id > y->id) - (x->id < y->id);
+    uint32_t bits = mt_f32_bits(logit);
+    return (uint64_t)(bits >> 31 ? ~bits : bits | UINT32_C(1) << 31) << 1;
 }
 
-/* Candidates within a margin of the likeliest, in order; returns how many. */
+/* Candidates within a margin of the likeliest, by their ids; returns how many. */
 static size_t collect(const struct mt_drawing *d, const float *logits, float best, double margin)
 {
     float least = (float)((double)best - margin * d->g->temperature);
     size_t n = 0;
     for (size_t i = 0; i < d->of; i++)
         if (logits[i] >= least)
-            d->candidate[n++] = (struct mt_candidate){logits[i], (uint32_t)i};
-    qsort(d->candidate, n, sizeof(*d->candidate), compare);
+            d->candidate[n++] = (struct mt_candidate){logits[i] + 0.0f, (uint32_t)i}; /* -0 is 0 */
     return n;
 }
 
-/* Of n candidates with their weights, of which `sum` is that of all that top_k leaves: how many remain. */
-static size_t keep_likeliest(const struct mt_drawing *d, size_t n, double sum)
+/* The weights of n candidates; returns their sum. */
+static double weigh(const struct mt_drawing *d, size_t n, float best)
 {
-    size_t kept = 0;
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += d->weight[i] = (double)mt_logits_weight(d->candidate[i].logit, best, (float)d->g->temperature);
+    return sum;
+}
+
+/* Of n candidates, the likeliest first and of equal ones that with the smaller id, the one at which the sum of weights
+ * reaches the target; if none does, the last. They are not sorted: each pass finds a digit of its key. */
+static size_t reach(const struct mt_drawing *d, size_t n, double target)
+{
+    uint64_t key = 0;
     double at = 0;
-    do
-        at += d->weight[kept++];
-    while (kept < n && at < d->g->top_p * sum && d->weight[kept] >= d->g->min_p);
+    size_t found = 0;
+    for (int shift = 2 * DIGIT; shift >= 0; shift -= DIGIT) {
+        double sum[1 << DIGIT] = {0};
+        size_t digit = (1 << DIGIT) - 1, least = digit;
+        for (size_t i = 0; i < n; i++) {
+            uint64_t begins = key_of(d->candidate[i].logit) >> shift;
+            if (begins >> DIGIT != key)
+                continue;
+            sum[begins & digit] += d->weight[i];
+            least = MT_MIN(least, begins & digit);
+        }
+        for (; digit > least && (!(sum[digit] > 0) || at + sum[digit] < target); digit--)
+            at += sum[digit];
+        key = key << DIGIT | digit;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (key_of(d->candidate[i].logit) != key)
+            continue;
+        at += d->weight[i];
+        found = i;
+        if (at >= target)
+            break;
+    }
+    return found;
+}
+
+/* Leaves those up to the one that reaches the target, of these those with a weight of at least `least`. */
+static size_t cut(const struct mt_drawing *d, size_t n, double target, double least)
+{
+    const struct mt_candidate last = d->candidate[reach(d, n, target)];
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++) {
+        const struct mt_candidate c = d->candidate[i];
+        if (c.logit < last.logit || (c.logit == last.logit && c.id > last.id) || d->weight[i] < least)
+            continue;
+        d->candidate[kept] = c;
+        d->weight[kept++] = d->weight[i];
+    }
     return kept;
 }
 
@@ -67,20 +112,27 @@ static double sum_all(const struct mt_drawing *d, const float *logits, float bes
     return sum;
 }
 
-/* Sorts as few as are needed: those near the likeliest, and if these are not enough, more. */
-static size_t choose_candidates(const struct mt_drawing *d, const float *logits, float best)
+/* Looks at as few as are needed: those near the likeliest, and if these are not enough, more. */
+static size_t pick_of_likeliest(const struct mt_drawing *d, const float *logits, float best, double u)
 {
     size_t k = d->g->top_k ? MT_MIN(d->g->top_k, d->of) : d->of, n = 0;
-    double all = k == d->of ? sum_all(d, logits, best) : 0, sum = 0;
+    double all = k == d->of ? sum_all(d, logits, best) : 0, sum = 0, kept = 0;
     for (double margin = FIRST_MARGIN;; margin *= 2) {
-        n = MT_MIN(collect(d, logits, best, margin), k);
-        sum = 0;
-        for (size_t i = 0; i < n; i++)
-            sum += d->weight[i] = (double)mt_logits_weight(d->candidate[i].logit, best, (float)d->g->temperature);
-        if (n == k || margin > MOST_MARGIN || (k == d->of && (sum >= d->g->top_p * all || exp(-margin) < d->g->min_p)))
+        n = collect(d, logits, best, margin);
+        sum = weigh(d, n, best);
+        if (n >= k || margin > MOST_MARGIN || (k == d->of && (sum >= d->g->top_p * all || exp(-margin) < d->g->min_p)))
             break;
     }
-    return keep_likeliest(d, n, k == d->of ? all : sum);
+    for (size_t i = 0; i < n && n > k; i++)
+        d->weight[i] = 1;
+    if (n > k) {
+        n = cut(d, n, (double)k, 0);
+        sum = weigh(d, n, best);
+    }
+    n = cut(d, n, d->g->top_p < 1 ? d->g->top_p * (k == d->of ? all : sum) : INFINITY, d->g->min_p);
+    for (size_t i = 0; i < n; i++)
+        kept += d->weight[i];
+    return d->candidate[reach(d, n, u * kept)].id;
 }
 
 /* The first candidate at which the weights' sum reaches u of theirs all. */
@@ -121,6 +173,6 @@ size_t mt_draw_token(struct mt_drawing *d, const float *logits, uint64_t stream,
         return best;
     double u = mt_philox_uniform(g->seed, stream, at);
     if (g->top_k || g->top_p < 1 || g->min_p > 0)
-        return d->candidate[pick(d->weight, choose_candidates(d, logits, logits[best]), u)].id;
+        return pick_of_likeliest(d, logits, logits[best], u);
     return pick_of_all(d, logits, logits[best], u);
 }
