@@ -105,8 +105,11 @@ class Chunker:
             if kept[k] not in cut:
                 odd.add("endless", kept[k], "no token that ends a turn is trained")
         begins = np.flatnonzero(target & ~np.concatenate([[False], target[:-1]]))  # of each run of trained tokens
-        said = np.add.reduceat(target & ~ends, begins)
-        for k in np.searchsorted(starts, begins[said == 0], side="right") - 1:
+        of = np.searchsorted(starts, begins, side="right") - 1
+        hollow = np.add.reduceat(target & ~ends, begins) == 0
+        if self.encoder.tok.bytes:  # whose end of text may follow a conversation's last turn, and the end of that, which is bytes
+            hollow[1:] &= of[1:] != of[:-1]
+        for k in of[hollow]:
             odd.add("hollow", kept[k], "nothing but the end of an answer, or of a text, is trained")
 
 

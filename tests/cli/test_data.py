@@ -331,6 +331,12 @@ def bytes_take_chats_with_a_built_in_template(tmp):
     text = bytes(i for i in s["input_ids"] if i < 256).decode()
     assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n") and s["input_ids"][0] == 256 and s["labels"][-1] == 257
     assert bytes(l for l in s["labels"] if 0 <= l < 256).decode() == "the word is hot<|im_end|>one<|im_end|>"
+    with open(os.path.join(tmp, "bare.jinja"), "w") as f:
+        f.write("{% for m in messages %}{% if loop.last %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}")
+    hollow = lines(os.path.join(tmp, "hollow.jsonl"), [{"messages": [CHAT[1], dict(CHAT[2], content="")]}])
+    for path, template, is_hollow in (data, "chatml", False), (hollow, f.name, True):
+        said = megatrain("data", "prepare", ini_of(tmp, model, path, data__tokenizer="byte", data__template=template)).stderr
+        assert ("nothing but the end" in said) == is_hollow, said
     fails(tmp, model, data, 2, "no chat template", "chatml", data__tokenizer="byte")
 
 
