@@ -111,7 +111,7 @@ int bench_find_groups(struct bench *b, struct mt_err *err)
         if (!bench_chosen(b, &b->sweep.jobs[i]))
             continue;
         rc = bench_write_job(b, &b->sweep.jobs[i], ini, sizeof(ini), err);
-        if (!rc && (cli_load_file(&s[i].cfg, ini, b->args, NULL)
+        if (!rc && (cli_load_file(&s[i].cfg, ini, MT_TO_TRAIN, b->args, NULL)
                  ?: mt_resolve_numerics(&s[i].numerics, s[i].cfg, NULL)))
             mt_config_destroy(&s[i].cfg);
         rc = rc ?: find_group(b, s, i, err);

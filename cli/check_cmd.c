@@ -71,7 +71,7 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args, struct mt_err *e
     MT_CLOSED_BY(mt_setup_finish) struct mt_setup setup = {0};
     struct mt_memory memory;
     struct mt_st_model st;
-    int rc = cli_load_config(&cfg, args, err)
+    int rc = cli_load_config(&cfg, MT_TO_TRAIN, args, err)
           ?: cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), err)
           ?: mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, err);
     if (!rc)

@@ -88,9 +88,9 @@ int cli_fail(const struct mt_err *err);
 /** Prints "megatrain message" on standard error and returns EXIT_USAGE. */
 int cli_usage(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /** Loads the configuration named by the first operand with all --set options. */
-int cli_load_config(struct mt_config **out, const struct cli_args *args, struct mt_err *err);
+int cli_load_config(struct mt_config **out, enum mt_config_use use, const struct cli_args *args, struct mt_err *err);
 /** The same from the file `path`. NULL: from defaults and --set options alone, without checks between keys. */
-int cli_load_file(struct mt_config **out, const char *path, const struct cli_args *args,
+int cli_load_file(struct mt_config **out, const char *path, enum mt_config_use use, const struct cli_args *args,
                   struct mt_err *err);
 
 /** The model that an adapter's folder names, if it is to be found; the caller frees it. */

@@ -25,7 +25,7 @@ static int open_data(struct mt_inputs *in, struct mt_config **cfg, struct init_l
                      struct mt_err *err)
 {
     struct cli_args args;
-    int rc = init_options(&args, f, others) ? cli_load_file(cfg, NULL, &args, err) : mt_fail_nomem(err, "the lines", 0);
+    int rc = init_options(&args, f, others) ? cli_load_file(cfg, NULL, MT_TO_TRAIN, &args, err) : mt_fail_nomem(err, "the lines", 0);
     rc = rc ?: mt_inputs_open(in, *cfg, MT_RUN_TRAIN, NULL, err)
             ?: mt_inputs_lay_out_steps(in, &in->numerics, err);
     init_finish_options(&args);
@@ -285,7 +285,7 @@ static void look_at_machine(struct init_lines *f)
 static int take_given(struct init_lines *f, const struct cli_args *args, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
-    int rc = cli_load_file(&cfg, NULL, args, err); /* names and values are right */
+    int rc = cli_load_file(&cfg, NULL, MT_TO_TRAIN, args, err); /* names and values are right */
     for (size_t i = 0; i < args->n_given && !rc; i++) {
         char key[64];
         const char *text = args->given[i].value, *eq = text ? strchr(text, '=') : NULL;
@@ -359,7 +359,7 @@ int cli_cmd_config(struct cli *, const struct cli_args *args, struct mt_err *err
     MT_STR_FREED struct mt_str s = {0};
     if (!strcmp(what, "show") && n == 2) {
         MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
-        rc = cli_load_config(&cfg, args, err);
+        rc = cli_load_config(&cfg, MT_TO_TRAIN, args, err);
         if (!rc)
             mt_config_print(cfg, true, &s);
     } else if (!strcmp(what, "keys") && n == 1) {

@@ -376,7 +376,7 @@ int cli_cmd_data(struct cli *cli, const struct cli_args *args, struct mt_err *er
         fprintf(stderr, "usage: megatrain data prepare|show|stats CONFIG.ini\n");
         return EXIT_USAGE;
     }
-    int rc = cli_load_config(&cfg, args, err);
+    int rc = cli_load_config(&cfg, MT_TO_TRAIN, args, err);
     /* show overlong samples instead of refusing them */
     bool refused = !rc && !is_prepare && cfg->data.overlong == MT_OVERLONG_ERROR;
     if (!rc && !is_prepare)

@@ -93,7 +93,7 @@ int cli_cmd_eval(struct cli *, const struct cli_args *args, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
     double loss;
-    return cli_load_config(&cfg, args, err)
+    return cli_load_config(&cfg, MT_TO_EVALUATE, args, err)
         ?: cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), err)
         ?: cli_eval(cfg, args, &loss, err);
 }

@@ -19,7 +19,7 @@ static int load(struct cli_generation *p, const struct cli_args *args, struct mt
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s and --model: give one of them", of);
     if (!of && !model && !cli_arg(args, "adapter"))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "give a configuration, the folder of a model or of adapters, or --model or --adapter");
-    int rc = cli_load_file(&p->cfg, folder ? NULL : of, args, err);
+    int rc = cli_load_file(&p->cfg, folder ? NULL : of, MT_TO_GENERATE, args, err);
     if (!rc && !cli_arg(args, "temperature") && strcmp(p->cfg->policy.loss, "off") != 0)
         p->g.temperature = p->cfg->numerics.objective_keys.policy.temperature;
     return rc ?: cli_choose_model(p->cfg, folder && of ? of : model, cli_arg(args, "adapter"), err);

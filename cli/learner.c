@@ -268,7 +268,7 @@ int learner_open(struct learner *l, const char *path, bool alone, struct mt_err 
     if (!alone && (out || (resume && *resume && strcmp(resume, "auto"))))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is of one run: with several configurations, each has its own "
                        "checkpoint.dir, and --resume goes on from the newest checkpoint there", out ? "--out" : resume);
-    int rc = cli_load_file(&l->cfg, path, l->args, err);
+    int rc = cli_load_file(&l->cfg, path, MT_TO_TRAIN, l->args, err);
     if (!rc && out)
         rc = mt_config_override(l->cfg, "checkpoint.dir", out, "--out", err);
     if (!rc && l->cfg->log.progress == MT_PROGRESS_OFF)

@@ -181,7 +181,7 @@ int cli_fail(const struct mt_err *err)
     return codes[err->kind];
 }
 
-int cli_load_file(struct mt_config **out, const char *path, const struct cli_args *args,
+int cli_load_file(struct mt_config **out, const char *path, enum mt_config_use use, const struct cli_args *args,
                   struct mt_err *err)
 {
     MT_FREED const char **sets = NULL;
@@ -189,7 +189,7 @@ int cli_load_file(struct mt_config **out, const char *path, const struct cli_arg
     for (size_t i = 0; i < args->n_given && !rc; i++)
         if (!strcmp(args->given[i].option->name, "set"))
             sets[n++] = args->given[i].value;
-    return rc ?: mt_config_load(out, path, sets, n, err);
+    return rc ?: mt_config_load_for(out, path, sets, n, use, err);
 }
 
 /* A checkpoint knows how its run packed the base: otherwise the results are a little different. */
@@ -239,9 +239,9 @@ int cli_choose_model(struct mt_config *cfg, const char *model, const char *adapt
     return rc;
 }
 
-int cli_load_config(struct mt_config **out, const struct cli_args *args, struct mt_err *err)
+int cli_load_config(struct mt_config **out, enum mt_config_use use, const struct cli_args *args, struct mt_err *err)
 {
-    int rc = cli_load_file(out, args->operands[args->n_operands - 1], args, err);
+    int rc = cli_load_file(out, args->operands[args->n_operands - 1], use, args, err);
     if (!rc && (*out)->log.progress == MT_PROGRESS_OFF)
         cli_log_hide_progress();
     return rc;

@@ -267,11 +267,12 @@ int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_arg
                       const struct plan_settings *change, struct mt_err *err)
 {
     *v = (struct plan_view){.generates = change && change->generates};
-    int rc = cli_load_file(&v->cfg, ini, args, err);
+    enum mt_config_use use = v->generates ? MT_TO_GENERATE : cli_arg(args, "score") ? MT_TO_EVALUATE : MT_TO_TRAIN;
+    const bool trains = use == MT_TO_TRAIN;
+    int rc = cli_load_file(&v->cfg, ini, use, args, err);
     rc = rc ?: shorthand(v->cfg, args, err)
             ?: apply_settings(v->cfg, change, err)
             ?: read_model(v, !change, err);
-    const bool trains = !cli_arg(args, "score") && !v->generates;
     if (!rc && !trains)
         rc = mt_inputs_freeze_all(v->cfg, v->generates ? "--generate" : "--score", err);
     if (!rc && v->generates && v->cfg->placement.expert_group == MT_AUTO)

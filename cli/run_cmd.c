@@ -356,7 +356,8 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
 static bool runs_rounds(int *code, const struct cli *cli, const struct cli_args *args, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
-    bool rounds = !cli_load_file(&cfg, args->operands[0], args, err) && cfg->policy.rollouts[0] && !cfg->data.train.n;
+    bool rounds = !cli_load_file(&cfg, args->operands[0], MT_TO_TRAIN, args, err) &&
+                  cfg->policy.rollouts[0] && !cfg->data.train.n;
     int rc = rounds ? cli_run_rounds(code, cli, args, cfg, err) : 0;
     *code = rc ? rc : *code;
     return rounds;

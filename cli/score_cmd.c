@@ -339,7 +339,7 @@ int cli_cmd_score(struct cli *, const struct cli_args *args, struct mt_err *err)
     MT_CLOSED_BY(mt_setup_finish) struct mt_setup setup = {0};
     if (!out || !*out)
         return cli_usage("score: give --out: the file of results");
-    int rc = cli_load_config(&cfg, args, err);
+    int rc = cli_load_config(&cfg, MT_TO_EVALUATE, args, err);
     rc = rc ?: cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), err)
             ?: take_data(cfg, args, err)
             ?: mt_inputs_open(&in, cfg, MT_RUN_EVAL, NULL, err);

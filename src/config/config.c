@@ -191,18 +191,28 @@ bool mt_config_may_train_blocks(const struct mt_config *c)
     return !against_blocks(c);
 }
 
-static int check_keys(const struct mt_config *c, const char *path, struct mt_err *err)
+/* What a run cannot do without. */
+static int check_needs(const struct mt_config *c, const char *path, enum mt_config_use use, struct mt_err *err)
 {
     int rc = 0;
     if (!c->model.path[0])
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: model.path is not set", path);
-    if (!c->data.train.n && !c->data.eval[0] && !c->policy.rollouts[0]) /* a file to evaluate on is enough */
+    bool has_data = c->data.train.n || c->data.eval[0] || c->policy.rollouts[0]; /* a file to evaluate on is enough */
+    if (use == MT_TO_TRAIN && !has_data)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: data.train is not set", path);
-    rc = need_one(c, path, "train.steps, train.epochs and train.tokens",
-                  (c->train.steps > 0) + (c->train.epochs > 0) + (c->train.tokens > 0), err)
-      ?: need_one(c, path, "train.tokens_per_step and train.batch_size",
-                  (c->train.tokens_per_step > 0) + (c->train.batch_size > 0), err);
-    if (!rc && c->numerics.logits_chunk > 0 && c->numerics.logits_chunk % 64)
+    if (use == MT_TO_TRAIN)
+        rc = need_one(c, path, "train.steps, train.epochs and train.tokens",
+                      (c->train.steps > 0) + (c->train.epochs > 0) + (c->train.tokens > 0), err);
+    if (!rc && use != MT_TO_GENERATE)
+        rc = need_one(c, path, "train.tokens_per_step and train.batch_size",
+                      (c->train.tokens_per_step > 0) + (c->train.batch_size > 0), err);
+    return rc;
+}
+
+static int check_keys(const struct mt_config *c, const char *path, struct mt_err *err)
+{
+    int rc = 0;
+    if (c->numerics.logits_chunk > 0 && c->numerics.logits_chunk % 64)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: memory.logits_chunk must be a multiple of 64",
                      path);
     if (!rc && c->numerics.logits_piece > 0 && c->numerics.logits_piece % 64)
@@ -298,8 +308,8 @@ static int check_effects(const struct mt_config *c, const char *path, struct mt_
     return 0;
 }
 
-int mt_config_load(struct mt_config **out, const char *path, const char *const *sets, int n_sets,
-                   struct mt_err *err)
+int mt_config_load_for(struct mt_config **out, const char *path, const char *const *sets, int n_sets,
+                       enum mt_config_use use, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
     int rc = MT_NEW(&cfg, 1, "the configuration", err)
@@ -310,10 +320,18 @@ int mt_config_load(struct mt_config **out, const char *path, const char *const *
     for (int i = 0; i < n_sets && !rc; i++)
         rc = apply_set(cfg, sets[i], err);
     if (!rc && path)
-        rc = check_keys(cfg, path, err) ?: check_effects(cfg, path, err);
+        rc = check_needs(cfg, path, use, err)
+          ?: check_keys(cfg, path, err)
+          ?: check_effects(cfg, path, err);
     if (!rc)
         *out = MT_GIVE(cfg);
     return rc;
+}
+
+int mt_config_load(struct mt_config **out, const char *path, const char *const *sets, int n_sets,
+                   struct mt_err *err)
+{
+    return mt_config_load_for(out, path, sets, n_sets, MT_TO_TRAIN, err);
 }
 
 void mt_config_destroy(struct mt_config **config)

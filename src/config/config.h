@@ -182,12 +182,18 @@ struct mt_config {
     struct mt_config_priv *priv; /* origins and raw texts */
 };
 
+/** What a file is read for. Generation needs no data and no steps, evaluation and scores the tokens of one. */
+enum mt_config_use { MT_TO_GENERATE, MT_TO_EVALUATE, MT_TO_TRAIN };
+
 /**
  * Reads an INI file (with its includes) over the defaults, then applies `sets` ("SEC.KEY=V"). Checks
  * names, types, units, ranges and the "exactly one of" rules; relative paths become relative to the
  * file that names them. On failure *out is unchanged and err (kind MT_ERR_USAGE) names file, line and
  * key, and what to change. `path` may be NULL: defaults and sets only, no cross-key checks.
  */
+int mt_config_load_for(struct mt_config **out, const char *path, const char *const *sets, int n_sets,
+                       enum mt_config_use use, struct mt_err *err);
+/** The same for training. */
 int mt_config_load(struct mt_config **out, const char *path, const char *const *sets, int n_sets,
                    struct mt_err *err);
 void mt_config_destroy(struct mt_config **cfg);

@@ -391,7 +391,7 @@ static int count_steps(struct mt_inputs *in, const struct mt_numerics *n, struct
     else
         in->total_steps = mt_div_up(tokens - done, (size_t)(n->rows_per_step * n->seq_len)) +
                           (in->moved ? in->resumed.step : 0);
-    if (!in->total_steps)
+    if (!in->total_steps && c->train.epochs > 0)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.epochs = %g is less than a step",
                        c->train.epochs);
     const struct mt_cfg_amount *warmup = &c->train.warmup, *decay = &c->train.decay;

@@ -66,16 +66,18 @@ def a_policy_learns_from_its_own_texts(tmp, model, path):
             "data__tokenizer": "byte", "data__format": "rollouts"}
     data, ini = os.path.join(tmp, "rollouts.jsonl"), os.path.join(tmp, "policy.ini")
     write_ini(ini, base(model, data, os.path.join(tmp, "learnt"), **keys))
-    rows = generate(ini, path, "--seed", 5, "--max-tokens", 24, "--samples", 4)
-    assert rows[0]["temperature"] == 3
+    sampled = generate(ini, path, "--seed", 5, "--max-tokens", 24, "--samples", 4)
+    assert sampled[0]["temperature"] == 3
     with open(data, "w") as f:
-        for i, r in enumerate(rows):
+        for i, r in enumerate(sampled):
             f.write(json.dumps({**r, "reward": i % 3}) + "\n")
     megatrain("-q", "run", ini)
     last = [m for m in metrics(os.path.join(tmp, "learnt")) if "loss" in m][-1]
     assert last["sampling/importance_sampling_ratio/mean"] == 1, last
     rows = generate(ini, path, "--seed", 5, "--max-tokens", 24, "--samples", 4, "--set", "policy.temperature=1", "--temperature", 3)
-    assert rows[0]["logprobs"] != generate(ini, path, "--seed", 5, "--max-tokens", 24, "--samples", 4)[0]["logprobs"]
+    keys.update(train__steps=0, train__batch_size=0, data__train="")  # generation needs none of them
+    again = generate(write_ini(ini, base(model, data, os.path.join(tmp, "learnt"), **keys)), path, "--seed", 5, "--max-tokens", 24, "--samples", 4)
+    assert again == sampled and rows[0]["logprobs"] != again[0]["logprobs"]
 
 
 def planned(*args):
