@@ -118,6 +118,7 @@ static const struct cli_option score_options[] = {
     {"top-k", 0, "K", "Draw from the K likeliest tokens alone; 0 (default): from all.", WHOLE(0, 1 << 24)},            \
     {"top-p", 0, "P", "Draw from the fewest tokens, of these, whose probability is at least P (1: all).", REAL(0, 1)}, \
     {"min-p", 0, "P", "Draw from the tokens, of these, that are at least P times as probable as the likeliest (0: all).", REAL(0, 1)}, \
+    {"guesses", 0, "N", "Tokens that a pass tries beyond a text's next, as they stood behind the same ones before (15); 0: none.", WHOLE(0, 63)}, \
     {"seed", 0, "S", "Seed of the random numbers (0).", WHOLE(0, ANY)}
 #define CHAT_MORE ""
 static const struct cli_option generate_options[] = {

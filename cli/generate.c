@@ -146,7 +146,8 @@ int cli_generation_options(struct cli_generation *p, const struct cli_args *args
                                   .temperature = cli_real(args, "temperature", temperature),
                                   .top_p = cli_real(args, "top-p", 1),
                                   .min_p = cli_real(args, "min-p", 0),
-                                  .seed = (uint64_t)cli_whole(args, "seed", 0)};
+                                  .seed = (uint64_t)cli_whole(args, "seed", 0),
+                                  .guesses = (size_t)cli_whole(args, "guesses", 15)};
     for (size_t i = 0; i < args->n_given; i++) {
         if (strcmp(args->given[i].option->name, "stop") != 0)
             continue;
@@ -276,29 +277,29 @@ static size_t before_stop(const struct cli_generation *c, const struct mt_str *t
     return n;
 }
 
-/* The fewest tokens with which each of n texts has its stop string: those since the last look are tried. */
-static int cut_at_stop(const struct cli_generation *c, struct mt_gen_text *const *t, size_t n, struct mt_err *err)
+/* The fewest tokens with which a text has its stop string: those since the last look are tried. */
+static int cut_at_stop(const struct cli_generation *c, struct mt_gen_text *t, struct mt_err *err)
 {
-    size_t tries = c->g.look_every, kept[LOOK_EVERY] = {0};
-    int rc = 0;
-    for (size_t i = 0; i < n && !rc; i++) {
-        struct mt_gen_text *all[LOOK_EVERY] = {NULL};
-        struct mt_str text[LOOK_EVERY] = {{0}};
-        size_t k = MT_MIN(tries, kept_of(t[i])), best = kept_of(t[i]);
-        for (size_t j = 0; j < k; j++) {
-            all[j] = t[i];
-            kept[j] = kept_of(t[i]) - j;
-        }
-        rc = decode(c, all, kept, k, text, err);
-        for (size_t j = 0; j < k; j++) {
-            if (!rc && before_stop(c, &text[j]) < text[j].len)
-                best = kept[j];
-            mt_str_finish(&text[j]);
-        }
-        t[i]->n = rc ? t[i]->n : best;
-        t[i]->ended = false;
-        t[i]->finish = MT_FINISH_STOP;
+    size_t best = kept_of(t), n = MT_MIN(c->g.look_every * (1 + c->g.guesses), best);
+    MT_FREED size_t *kept = NULL;
+    MT_FREED struct mt_gen_text **all = NULL;
+    MT_FREED struct mt_str *text = NULL;
+    int rc = MT_NEW(&kept, n, "generated texts", err)
+          ?: MT_NEW(&all, n, "generated texts", err)
+          ?: MT_NEW(&text, n, "generated texts", err);
+    for (size_t j = 0; j < n && !rc; j++) {
+        all[j] = t;
+        kept[j] = kept_of(t) - j;
     }
+    rc = rc ?: decode(c, all, kept, n, text, err);
+    for (size_t j = 0; j < n && text; j++) {
+        if (!rc && before_stop(c, &text[j]) < text[j].len)
+            best = kept[j];
+        mt_str_finish(&text[j]);
+    }
+    t->n = rc ? t->n : best;
+    t->ended = false;
+    t->finish = MT_FINISH_STOP;
     return rc;
 }
 
@@ -314,7 +315,7 @@ static int look(void *ctx, struct mt_gen_text *const *t, size_t n, struct mt_err
     rc = rc ?: decode(x->c, t, kept, n, text, err);
     for (size_t i = 0; i < n && text; i++) {
         if (!rc && before_stop(x->c, &text[i]) < text[i].len)
-            rc = cut_at_stop(x->c, &t[i], 1, err);
+            rc = cut_at_stop(x->c, t[i], err);
         mt_str_finish(&text[i]);
     }
     return rc;
@@ -378,6 +379,8 @@ int cli_generate(struct cli_generation *c, uint64_t stream, cli_text_fn *done, v
     c->stats.tokens += stats.tokens;
     c->stats.computed += stats.computed;
     c->stats.loaded_bytes += stats.loaded_bytes;
+    c->stats.guessed += stats.guessed;
+    c->stats.right += stats.right;
     c->stats.seconds += stats.seconds;
     rc = rc ?: hand_over(&x, err);
     for (size_t i = 0; i < n; i++)
@@ -389,10 +392,13 @@ int cli_generate(struct cli_generation *c, uint64_t stream, cli_text_fn *done, v
 void cli_say_speed(const struct cli_generation *c)
 {
     const struct mt_gen_stats *s = &c->stats;
-    char bytes[32];
+    char bytes[32], guesses[80] = "";
+    if (s->guessed)
+        snprintf(guesses, sizeof(guesses), "; %zu of %zu guesses were right", s->right, s->guessed);
     if (s->tokens)
-        mt_info("%zu tokens, %.3g seconds and %s loaded a token; %zu tokens were computed", s->tokens, s->seconds / (double)s->tokens,
-                mt_format_bytes(bytes, sizeof(bytes), s->loaded_bytes / s->tokens), s->computed);
+        mt_info("%zu tokens, %.3g seconds and %s loaded a token; %zu tokens were computed in %zu passes%s", s->tokens,
+                s->seconds / (double)s->tokens, mt_format_bytes(bytes, sizeof(bytes), s->loaded_bytes / s->tokens),
+                s->computed, s->passes, guesses);
 }
 
 void cli_add_text(cJSON *o, const char *name, const char *text, size_t len)

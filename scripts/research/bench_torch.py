@@ -185,7 +185,7 @@ def theirs_generated(path):
 
 
 def ours_generated(model, prompts, new, out):
-    p = subprocess.run([BINARY, "generate", model, "--prompts", prompts, "--out", out, "--max-tokens", str(new), "--temperature", "0", "--batch", "64",
+    p = subprocess.run([BINARY, "generate", model, "--prompts", prompts, "--out", out, "--max-tokens", str(new), "--temperature", "0", "--batch", "64", "--guesses", "0",
                         "--set", "model.dtype=f32", "--set", f"device.cpu_threads={CORES}"], text=True, capture_output=True, check=True)
     tokens, each = re.search(r"(\d+) tokens, (\S+) seconds", p.stderr).groups()
     return int(tokens) * float(each)

@@ -105,7 +105,7 @@ int mt_batch_add_as(struct mt_batch *b, const struct mt_doc *as, const uint32_t 
     return 0;
 }
 
-int mt_batch_go_on(struct mt_batch *b, size_t past, const uint32_t *ids, size_t n, bool next, struct mt_err *err)
+int mt_batch_go_on(struct mt_batch *b, size_t past, const uint32_t *ids, size_t n, size_t draws, struct mt_err *err)
 {
     size_t first = b->n_tokens, rows = b->n_loss;
     int rc = mt_batch_add(b, ids, NULL, n, 0, err);
@@ -113,9 +113,11 @@ int mt_batch_go_on(struct mt_batch *b, size_t past, const uint32_t *ids, size_t 
         return rc;
     for (size_t i = first; i < b->n_tokens; i++)
         b->positions[i] += (int32_t)past;
-    b->n_loss = rows + next;
-    b->loss_rows[rows] = (int32_t)b->n_tokens - 1;
-    b->targets[rows] = 0;
+    b->n_loss = rows + draws;
+    for (size_t i = 0; i < draws; i++) {
+        b->loss_rows[rows + i] = (int32_t)(b->n_tokens - draws + i);
+        b->targets[rows + i] = 0;
+    }
     b->doc_rows[b->n_docs] = (int32_t)b->n_loss;
     b->max_doc_len = MT_MAX(b->max_doc_len, past + n);
     if (b->past)

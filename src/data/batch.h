@@ -93,9 +93,9 @@ void mt_batch_cut(struct mt_batch *chunk, const struct mt_batch *row, size_t fro
 void mt_batch_pad(struct mt_batch *b, size_t n);
 /** Makes room for what documents with a cache have. */
 int mt_batch_init_cache(struct mt_batch *b, const struct mt_cache_shape *cache, struct mt_err *err);
-/** Appends the next tokens of a text, of which there are `past` before; `next`: the token after the last is to be
- * drawn, as the target of a loss row. The caller sets table[][] of the document, if there is a cache. */
-int mt_batch_go_on(struct mt_batch *b, size_t past, const uint32_t *ids, size_t n, bool next, struct mt_err *err);
+/** Appends the next tokens of a text, of which there are `past` before; the tokens after the last `draws` of them are to
+ * be drawn, as targets of loss rows. The caller sets table[][] of the document, if there is a cache. */
+int mt_batch_go_on(struct mt_batch *b, size_t past, const uint32_t *ids, size_t n, size_t draws, struct mt_err *err);
 /** Sorts the tokens by id (stable); call when all documents are added. */
 int mt_batch_seal(struct mt_batch *b, struct mt_err *err);
 

@@ -87,7 +87,7 @@ static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
     for (size_t r = 0; r < rows && !rc; r++) {
         for (size_t i = 0; i < len; i++)
             ids[i] = (uint32_t)(((uint64_t)r * len + i) * 2654435761u % vocab);
-        rc = cache->slots ? mt_batch_go_on(b, past, ids, len, true, err) : mt_batch_add(b, ids, NULL, len, 0, err);
+        rc = cache->slots ? mt_batch_go_on(b, past, ids, len, 1, err) : mt_batch_add(b, ids, NULL, len, 0, err);
     }
     b->row_before = b->doc_before = b->doc_after = (chunks - 1) * len / 2;
     b->max_doc_len += b->doc_before;

@@ -10,9 +10,15 @@
 #include "base/pool.h"
 #include "train/draw.h"
 
-/* Rows to draw from. */
+/* LEAST, MOST: tokens that must stand elsewhere for a guess, and that are compared. FIRST: guesses of a text at first.
+ * ROOM: rows of a pass up to which texts that go on have guesses. LONGEST_PAUSE: passes without a guess of a text whose
+ * guesses are wrong. */
+enum { LEAST = 2, MOST = 8, FIRST = 3, ROOM = 64, LONGEST_PAUSE = 31 };
+
+/* Rows to draw from: their texts, and the first one's number. */
 struct drawing_job {
     struct mt_gen_text *const *text;
+    size_t first;
     float *logits;
     int32_t *ids;
 };
@@ -26,19 +32,19 @@ struct generator {
     size_t n, next, said;     /* texts; the next to begin, and the next to hand over */
     size_t slots, tokens;     /* texts under way at most; tokens of a pass at most */
     struct mt_gen_text **at;  /* [slots] NULL: free */
-    struct mt_gen_text **row; /* [slots] text of each loss row of the pass under way */
+    struct mt_gen_text **row; /* [rows] text of each loss row of the pass under way */
+    size_t guesses;           /* of a text in a pass at most */
     struct mt_batch *batch;   /* with a cache one, else [slots] */
     int32_t *table[MT_N_CACHE_KINDS]; /* [slots, cache.ld] blocks of each place */
     int32_t *free_block;      /* [n_free] */
     size_t n_free, promised;  /* promised: of these, what texts under way may still need */
     uint32_t *users;          /* of each block */
     bool shares;              /* prompts' blocks */
-    int32_t *ids;             /* [slots] drawn, and their losses */
+    int32_t *ids;             /* [rows] drawn, and their losses */
     float *loss;
     struct mt_drawing *draw; /* [threads] */
     mt_pool *pool;           /* rows are drawn side by side */
     const struct drawing_job *drawing;
-    struct mt_gen_text *bad;  /* whose logits were not finite */
     struct mt_gen_stats stats;
 };
 
@@ -55,7 +61,7 @@ static size_t blocks_for(const struct generator *x, size_t tokens)
 /* Blocks that the text may still need, of those of layers without a window. */
 static size_t needs(const struct generator *x, const struct mt_gen_text *t)
 {
-    return blocks_for(x, t->n_prompt + x->g->n_new) - blocks_for(x, t->past);
+    return blocks_for(x, t->n_prompt + x->g->n_new) - t->blocks;
 }
 
 /* --- places and blocks ------------------------------------------------------------------------------ */
@@ -68,7 +74,7 @@ static int32_t *table_of(const struct generator *x, const struct mt_gen_text *t)
 static void leave(struct generator *x, struct mt_gen_text *t)
 {
     x->promised -= needs(x, t);
-    for (size_t i = blocks_for(x, t->past); i-- > 0;)
+    for (size_t i = t->blocks; i-- > 0;)
         if (!--x->users[table_of(x, t)[i]])
             x->free_block[x->n_free++] = table_of(x, t)[i];
     x->at[t->slot] = NULL;
@@ -100,6 +106,7 @@ static void share_prompts(struct generator *x)
         for (size_t i = 0; i < n; i++)
             x->users[table_of(x, t)[i] = table_of(x, t->of)[i]]++;
         t->past = n * x->cache->block;
+        t->blocks = n;
         t->of = NULL;
         x->promised -= n;
     }
@@ -118,6 +125,7 @@ static int begin_texts(struct generator *x, struct mt_err *err)
         if (!t->ids || !t->logprobs)
             return mt_fail_nomem(err, "a text", x->g->n_new * sizeof(*t->ids));
         t->of = with_prompt(x, t);
+        t->guesses = MT_MIN(x->guesses, (size_t)FIRST);
         x->at[t->slot = slot] = t;
         x->promised += needs(x, t);
         x->next++;
@@ -126,12 +134,10 @@ static int begin_texts(struct generator *x, struct mt_err *err)
 }
 
 /* Blocks for the next k tokens of a text. */
-static void take_blocks(struct generator *x, const struct mt_gen_text *t, size_t k)
+static void take_blocks(struct generator *x, struct mt_gen_text *t, size_t k)
 {
-    for (size_t i = blocks_for(x, t->past); i < blocks_for(x, t->past + k); i++) {
-        x->users[table_of(x, t)[i] = x->free_block[--x->n_free]] = 1;
-        x->promised--;
-    }
+    for (; t->blocks < blocks_for(x, t->past + k); x->promised--)
+        x->users[table_of(x, t)[t->blocks++] = x->free_block[--x->n_free]] = 1;
 }
 
 /* --- a pass ----------------------------------------------------------------------------------------- */
@@ -142,25 +148,45 @@ static uint32_t token_of(const struct mt_gen_text *t, size_t i)
     return i < t->n_prompt ? t->prompt[i] : t->ids[i - t->n_prompt];
 }
 
-/* The next k tokens of a text, to the batch; *rows counts those whose next token is to be drawn. */
-static int add_tokens(struct generator *x, struct mt_gen_text *t, struct mt_batch *b, size_t k, size_t *rows,
-                      struct mt_err *err)
+/* Fills `next` with up to n tokens that may follow: those behind the latest of the places where most of the text's last
+ * tokens stood before. Returns their number. */
+static size_t guess(const struct mt_gen_text *t, size_t n, uint32_t *next)
 {
+    size_t len = length_of(t), best = 0, at = 0;
+    for (size_t end = len - 1; end > 0 && best < MOST; end--) {
+        size_t same = 0;
+        while (same < MT_MIN(end, (size_t)MOST) && token_of(t, end - 1 - same) == token_of(t, len - 1 - same))
+            same++;
+        at = same > best ? end : at;
+        best = MT_MAX(same, best);
+    }
+    for (size_t i = 0; i < n; i++) /* where a text repeats itself, guesses go on with guesses */
+        next[i] = at + i < len ? token_of(t, at + i) : next[at + i - len];
+    return best < LEAST ? 0 : n;
+}
+
+/* The next k tokens of a text, to the batch, and up to `guesses` more if its next token is to be drawn; *rows counts
+ * those to be drawn. */
+static int add_tokens(struct generator *x, struct mt_gen_text *t, struct mt_batch *b, size_t k, size_t guesses,
+                      size_t *rows, struct mt_err *err)
+{
+    MT_FREED uint32_t *ids = mt_calloc(k + guesses, sizeof(*ids));
     bool next = t->past + k == length_of(t);
-    uint32_t *ids = mt_calloc(k, sizeof(*ids));
     if (!ids)
-        return mt_fail_nomem(err, "a pass", k * sizeof(*ids));
+        return mt_fail_nomem(err, "a pass", (k + guesses) * sizeof(*ids));
     for (size_t i = 0; i < k; i++)
         ids[i] = token_of(t, t->past + i);
-    int rc = mt_batch_go_on(b, t->past, ids, k, next, err);
-    free(ids);
+    guesses = next && guesses ? guess(t, guesses, ids + k) : 0;
+    t->row = *rows;
+    t->rows = next ? 1 + guesses : 0;
+    int rc = mt_batch_go_on(b, t->past, ids, k + guesses, t->rows, err);
     if (rc)
         return rc;
-    if (next)
+    for (size_t i = 0; i < t->rows; i++)
         x->row[(*rows)++] = t;
     if (!x->cache->slots)
         return 0;
-    take_blocks(x, t, k);
+    take_blocks(x, t, k + guesses);
     for (int i = 0; i < MT_N_CACHE_KINDS; i++) {
         size_t ld = x->cache->ld[i];
         memcpy(b->table[i] + (b->n_docs - 1) * ld, x->table[i] + t->slot * ld, ld * sizeof(int32_t));
@@ -169,19 +195,38 @@ static int add_tokens(struct generator *x, struct mt_gen_text *t, struct mt_batc
     return 0;
 }
 
+static bool goes_on(const struct mt_gen_text *t)
+{
+    return t && !t->of && length_of(t) - t->past == 1;
+}
+
+/* Guesses of a text that goes on, if n do. */
+static size_t guesses_of(const struct generator *x, struct mt_gen_text *t, size_t n)
+{
+    size_t room = MT_MIN(x->tokens, (size_t)ROOM);
+    if (t->pause) {
+        t->pause--;
+        return 0;
+    }
+    return MT_MIN(MT_MIN(t->guesses, x->g->n_new - t->n - 1), (room > n ? room - n : 0) / n);
+}
+
 /* Those that need one token come first, so that prompts delay none of them. */
 static int fill_cached(struct generator *x, size_t *rows, struct mt_err *err)
 {
     struct mt_batch *b = x->batch;
+    size_t n = 0;
     int rc = 0;
     mt_batch_clear(b);
+    for (size_t i = 0; i < x->slots; i++)
+        n += goes_on(x->at[i]);
     for (int lone = 1; lone >= 0; lone--)
         for (size_t i = 0; i < x->slots && !rc; i++) {
             struct mt_gen_text *t = x->at[i];
             size_t left = t && !t->of ? length_of(t) - t->past : 0, room = x->tokens - b->n_tokens;
             size_t k = MT_MIN(MT_MIN(left, x->cache->piece), room);
             if (k && (left == 1) == lone)
-                rc = add_tokens(x, t, b, k, rows, err);
+                rc = add_tokens(x, t, b, k, lone ? guesses_of(x, t, n) : 0, rows, err);
         }
     return rc ? rc : mt_batch_seal(b, err);
 }
@@ -194,7 +239,7 @@ static int fill_whole(struct generator *x, size_t *rows, struct mt_err *err)
         if (!x->at[i])
             continue;
         mt_batch_clear(b);
-        rc = add_tokens(x, x->at[i], b, length_of(x->at[i]), rows, err);
+        rc = add_tokens(x, x->at[i], b, length_of(x->at[i]), 0, rows, err);
         rc = rc ?: mt_batch_seal(b, err);
     }
     return rc;
@@ -208,19 +253,18 @@ static void draw_row(void *ctx, size_t i, int thread)
     float *row = j->logits + i * x->draw->vocab;
     for (int k = 0; k < hf->n_input_tokens; k++) /* they stand for an image, video or sound */
         row[hf->input_token[k]] = -INFINITY;
-    j->ids[i] = (int32_t)mt_draw_token(&x->draw[thread], row, j->text[i]->stream, j->text[i]->n);
+    const struct mt_gen_text *t = j->text[i];
+    j->ids[i] = (int32_t)mt_draw_token(&x->draw[thread], row, t->stream, t->n + j->first + i - t->row);
 }
 
 /* On a thread of the device. */
 static void draw_rows(void *ctx, size_t mb, size_t first, size_t n, float *logits, int32_t *ids)
 {
     struct generator *x = ctx;
-    const struct drawing_job j = {x->row + (x->cache->slots ? 0 : mb) + first, logits, ids};
+    first += x->cache->slots ? 0 : mb;
+    const struct drawing_job j = {x->row + first, first, logits, ids};
     x->drawing = &j;
     mt_pool_run(x->pool, draw_row, x, n);
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(logits[i * x->draw->vocab + (size_t)ids[i]]) && !x->bad)
-            x->bad = j.text[i];
 }
 
 static bool ends(const struct generator *x, const struct mt_gen_text *t, uint32_t id)
@@ -248,6 +292,30 @@ static void add_drawn(struct generator *x, struct mt_gen_text *t, uint32_t id, f
         x->g->added(x->g->ctx, t);
 }
 
+/* The tokens that were drawn after the last one and after guesses that are right. */
+static int add_all_drawn(struct generator *x, struct mt_gen_text *t, struct mt_err *err)
+{
+    size_t right = 0, n = t->rows - 1;
+    for (size_t r = t->row; r <= t->row + n && !t->finish; r++) {
+        if (!isfinite(x->loss[r]))
+            return mt_fail(err, MT_ERR_TRAINING, -EDOM, "logits of text %zu are not finite: the model's weights, or values that it "
+                           "computes of this text, are too large (megatrain verify says whether its files are whole)",
+                           (size_t)(t - x->text));
+        add_drawn(x, t, (uint32_t)x->ids[r], -x->loss[r]);
+        if (r == t->row + n || x->ids[r] != x->batch->ids[x->batch->loss_rows[r] + 1])
+            break;
+        right++;
+    }
+    t->past += right;
+    x->stats.guessed += n;
+    x->stats.right += right;
+    if (n) { /* more after guesses that are right, fewer and less often after others */
+        t->guesses = MT_MIN(right == n ? 2 * n + 1 : right + 1, x->guesses);
+        t->pause = t->pauses = right ? 0 : MT_MIN(2 * t->pauses + 1, (size_t)LONGEST_PAUSE);
+    }
+    return 0;
+}
+
 static int pass(struct generator *x, struct mt_err *err)
 {
     const struct mt_draw draw = {draw_rows, x};
@@ -258,11 +326,8 @@ static int pass(struct generator *x, struct mt_err *err)
     for (size_t i = 0; i < (x->cache->slots ? 1 : rows); i++)
         x->stats.computed += x->batch[i].n_tokens;
     x->stats.loaded_bytes += mt_engine_loaded_bytes(x->s->engine);
-    if (!rc && x->bad)
-        rc = mt_fail(err, MT_ERR_TRAINING, -EDOM, "logits of text %zu are not finite: the model's weights, or values that it computes "
-                     "of this text, are too large (megatrain verify says whether its files are whole)", (size_t)(x->bad - x->text));
-    for (size_t i = 0; i < rows && !rc; i++)
-        add_drawn(x, x->row[i], (uint32_t)x->ids[i], -x->loss[i]);
+    for (size_t i = 0; i < rows && !rc; i += x->row[i]->rows)
+        rc = add_all_drawn(x, x->row[i], err);
     return rc;
 }
 
@@ -295,19 +360,23 @@ static int end_texts(struct generator *x, struct mt_err *err)
 static int begin(struct generator *x, struct mt_err *err)
 {
     const struct mt_cache_shape *c = x->cache;
-    size_t batches = c->slots ? 1 : x->slots, longest = 0;
+    size_t batches = c->slots ? 1 : x->slots, rows = x->slots + ROOM, longest = 0;
     for (size_t i = 0; i < x->n; i++)
         longest = MT_MAX(longest, x->text[i].n_prompt + x->g->n_new);
     x->at = mt_calloc(x->slots, sizeof(*x->at));
-    x->row = mt_calloc(x->slots, sizeof(*x->row));
-    x->ids = mt_calloc(x->slots, sizeof(*x->ids));
-    x->loss = mt_calloc(x->slots, sizeof(*x->loss));
+    x->row = mt_calloc(rows, sizeof(*x->row));
+    x->ids = mt_calloc(rows, sizeof(*x->ids));
+    x->loss = mt_calloc(rows, sizeof(*x->loss));
     x->batch = mt_calloc(batches, sizeof(*x->batch));
     x->free_block = mt_calloc(c->n[0] + 1, sizeof(*x->free_block));
     x->users = mt_calloc(c->n[0] + 1, sizeof(*x->users));
     x->shares = c->slots > 1;
-    for (size_t u = 0; u < x->s->setup->in->layout->n_units; u++)
-        x->shares &= mt_unit_cache(x->s->setup->in->layout, u, MT_F32, 1).kind == MT_CACHE_ALL;
+    x->guesses = x->g->guesses;
+    for (size_t u = 0; u < x->s->setup->in->layout->n_units; u++) {
+        enum mt_cache_kind kind = mt_unit_cache(x->s->setup->in->layout, u, MT_F32, 1).kind;
+        x->shares &= kind == MT_CACHE_ALL;
+        x->guesses = kind == MT_CACHE_STATES ? 0 : x->guesses;
+    }
     bool has = x->at && x->row && x->ids && x->loss && x->batch && x->free_block && x->users;
     for (int k = 0; k < MT_N_CACHE_KINDS; k++)
         has &= (x->table[k] = mt_calloc(x->slots * c->ld[k] + 1, sizeof(int32_t))) != NULL;

@@ -12,6 +12,11 @@
  * last token. Where all layers see all tokens, texts of one prompt (the same memory) that are under way share its
  * blocks, but for the last one, which each computes. Models of which a cache is not enough (mt_layout_caches()) compute
  * each text again in each pass.
+ *
+ * A pass may also compute tokens that are guessed: those that followed where the text's last few stood before (prompt
+ * lookup decoding, Saxena 2023). A token is drawn after each; the guesses count up to the first that is not what was
+ * drawn. So the tokens are those without guesses, in fewer passes. Not where layers have states of recurrences, from
+ * which no token can be taken back.
  */
 
 struct mt_gen_text;
@@ -23,6 +28,7 @@ struct mt_generation {
     uint64_t seed;
     size_t drawn_of;             /* ids below that are drawn; 0: all of the vocabulary */
     size_t ends_from;            /* ids from there on end a text, beside the model's own and the text's; 0: no others */
+    size_t guesses;              /* tokens that are guessed of a text in a pass, at most */
     size_t look_every;           /* passes from one call of look() to the next; 0: it is not called */
     /** May set `finish` of texts under way. */
     int (*look)(void *ctx, struct mt_gen_text *const *texts, size_t n, struct mt_err *err);
@@ -43,12 +49,16 @@ struct mt_gen_text {
     size_t n;
     bool ended;        /* the last of them ends the text and is not part of it */
     enum mt_finish finish;
-    size_t past, slot; /* while it is under way: its tokens that the cache has; its place */
+    size_t past, blocks, slot; /* while it is under way: its tokens that the cache has, and its blocks; its place */
+    size_t row, rows;          /* of the pass under way: its first loss row; their number, one more than guesses */
+    size_t guesses, pause;     /* of its next pass, at most; passes without guesses before that */
+    size_t pauses;             /* the pause before */
     const struct mt_gen_text *of; /* the text that computes its prompt, for which it waits; NULL: itself */
 };
 
 struct mt_gen_stats {
     size_t passes, tokens, computed, loaded_bytes; /* tokens: drawn; computed: by the model */
+    size_t guessed, right;                         /* tokens that were guessed; those that were drawn, too */
     double seconds;
 };
 

@@ -57,6 +57,10 @@ def texts_end_before_a_stop_string(path, model, rows):
         assert stop in ids or now == was
         ends += stop in ids
     assert ends
+    likeliest = ("--temperature", 0, "--max-tokens", 24)  # they repeat themselves: several tokens of a pass may be behind the string
+    text = generate(model, path, *likeliest)[0]["completion"]
+    stopped = [generate(model, path, *likeliest, "--stop", text[2:14], "--guesses", n) for n in (0, 15)]
+    assert stopped[0] == stopped[1] and 0 < len(stopped[0][0]["completion_ids"]) < 24, (text, stopped)
 
 
 def a_policy_learns_from_its_own_texts(tmp, model, path):
