@@ -22,11 +22,12 @@ enum { GAP = 0 };
 enum { PAGE = 4096 };
 _Static_assert(MT_N_PLANES <= 8 * sizeof(mt_plane_bits), "a bit for each kind");
 
-/* Part of a plane on the disk or in files, in memory. */
+/* Part of a plane on the disk, in files or on another host, in memory. */
 struct window {
     char *mem; /* NULL: all planes of the kind are in host memory */
     size_t capacity; /* bytes of mem */
-    uint64_t offset; /* of the content: on the disk, or for planes in files in disk_at's numbering */
+    uint64_t offset; /* of the content: on the disk, or of other planes in disk_at's numbering */
+    size_t unit;     /* whose it is */
     size_t bytes;    /* 0: empty */
     bool dirty;
     const struct mt_disk_sums *sums; /* of its plane */
@@ -45,8 +46,9 @@ struct mt_plane_set {
     struct mt_disk_sums (*sums)[MT_N_PLANES]; /* NULL: no sums */
     uint64_t *sum;                            /* memory of all of them */
     mt_disk *disk;
-    mt_plane_bits *in_files;          /* [n_units] */
+    mt_plane_bits *in_files, *elsewhere; /* [n_units] */
     mt_file_weights *files;
+    struct mt_plane_move move;
     struct window window[MT_N_PLANES];
 };
 
@@ -60,14 +62,20 @@ static bool is_in_files(const struct mt_plane_set_params *p, size_t unit, enum m
     return p->in_files && (p->in_files[unit] >> k & 1) && has_plane(p, unit, k);
 }
 
+static bool is_elsewhere(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
+{
+    return p->elsewhere && (p->elsewhere[unit] >> k & 1) && has_plane(p, unit, k);
+}
+
 static bool is_on_disk(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
 {
-    return p->on_disk && (p->on_disk[unit] >> k & 1) && has_plane(p, unit, k) && !is_in_files(p, unit, k);
+    return p->on_disk && (p->on_disk[unit] >> k & 1) && has_plane(p, unit, k) && !is_in_files(p, unit, k) &&
+           !is_elsewhere(p, unit, k);
 }
 
 static bool is_in_host(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
 {
-    return has_plane(p, unit, k) && !is_on_disk(p, unit, k) && !is_in_files(p, unit, k);
+    return has_plane(p, unit, k) && !is_on_disk(p, unit, k) && !is_in_files(p, unit, k) && !is_elsewhere(p, unit, k);
 }
 
 static size_t plane_bytes(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
@@ -112,7 +120,7 @@ static size_t window_size(const struct mt_plane_set_params *p, enum mt_plane_kin
 {
     size_t most = 0;
     for (size_t u = 0; u < p->n_units && p->desc[k].role != MT_ROLE_GRADIENT; u++)
-        if (is_on_disk(p, u, k) || is_in_files(p, u, k))
+        if (is_on_disk(p, u, k) || is_in_files(p, u, k) || is_elsewhere(p, u, k))
             most = MT_MAX(most, plane_bytes(p, u, k));
     size_t bytes = p->window_bytes ? p->window_bytes : (size_t)MT_PLANE_WINDOW;
     if (p->sums && p->disk)
@@ -161,16 +169,17 @@ static void lay_out(mt_plane_set *s, const struct mt_plane_set_params *p)
 {
     uint64_t disk_at = 0;
     for (int k = 0; k < MT_N_PLANES; k++) {
-        uint64_t file_at = 0;
+        uint64_t other_at = 0;
         size_t at = GAP, number = 0;
         for (size_t u = 0; u < p->n_units; u++) {
-            bool host = is_in_host(p, u, k), disk = is_on_disk(p, u, k), files = is_in_files(p, u, k);
+            bool host = is_in_host(p, u, k), disk = is_on_disk(p, u, k);
+            bool other = is_in_files(p, u, k) || is_elsewhere(p, u, k);
             s->at[u][k] = host ? at : SIZE_MAX;
-            s->disk_at[u][k] = disk ? disk_at : files ? file_at : UINT64_MAX;
+            s->disk_at[u][k] = disk ? disk_at : other ? other_at : UINT64_MAX;
             s->number[u][k] = number;
             at += host ? GAP + plane_bytes(p, u, k) : 0;
             disk_at += disk ? plane_bytes(p, u, k) : 0;
-            file_at += files ? plane_bytes(p, u, k) : 0;
+            other_at += other ? plane_bytes(p, u, k) : 0;
             number += mt_plane_elems(s, u, k);
         }
         s->bytes[k] = at > GAP ? at : 0;
@@ -276,6 +285,7 @@ static int alloc_windows(mt_plane_set *s, const struct mt_plane_set_params *p, s
     int rc = 0;
     s->disk = p->disk;
     s->files = p->files;
+    s->move = p->move;
     for (int k = 0; k < MT_N_PLANES && !rc; k++) {
         void *mem = NULL;
         s->window[k].capacity = window_size(p, k);
@@ -322,13 +332,16 @@ int mt_plane_set_create(mt_plane_set **out, const struct mt_plane_set_params *p,
     s->disk_at = mt_calloc(p->n_units, sizeof(*s->disk_at));
     s->elems = mt_calloc(p->n_units, sizeof(*s->elems));
     s->in_files = mt_calloc(p->n_units, sizeof(*s->in_files));
-    if (!s->at || !s->number || !s->disk_at || !s->elems || !s->in_files) {
+    s->elsewhere = mt_calloc(p->n_units, sizeof(*s->elsewhere));
+    if (!s->at || !s->number || !s->disk_at || !s->elems || !s->in_files || !s->elsewhere) {
         mt_plane_set_destroy(&s);
         return mt_fail_nomem(err, "the planes", p->n_units * sizeof(*s->at));
     }
     memcpy(s->elems, p->elems, p->n_units * sizeof(*s->elems));
     if (p->in_files)
         memcpy(s->in_files, p->in_files, p->n_units * sizeof(*s->in_files));
+    if (p->elsewhere)
+        memcpy(s->elsewhere, p->elsewhere, p->n_units * sizeof(*s->elsewhere));
     lay_out(s, p);
     int rc = alloc_planes(s, err) ?: alloc_windows(s, p, err) ?: alloc_sums(s, p, err);
     if (rc)
@@ -354,6 +367,7 @@ void mt_plane_set_destroy(mt_plane_set **set)
     free(s->disk_at);
     free(s->elems);
     free(s->in_files);
+    free(s->elsewhere);
     free(s->sums);
     free(s->sum);
     free(s);
@@ -391,7 +405,7 @@ void *mt_plane_set_range(const mt_plane_set *s, enum mt_plane_kind k, size_t *by
 
 bool mt_plane_on_disk(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, uint64_t *offset)
 {
-    if (s->disk_at[unit][k] == UINT64_MAX || mt_plane_in_files(s, unit, k))
+    if (s->disk_at[unit][k] == UINT64_MAX || mt_plane_in_files(s, unit, k) || mt_plane_is_elsewhere(s, unit, k))
         return false;
     *offset = s->disk_at[unit][k];
     return true;
@@ -408,10 +422,23 @@ bool mt_plane_in_files(const mt_plane_set *s, size_t unit, enum mt_plane_kind k)
     return (s->in_files[unit] >> k & 1) && mt_plane_elems(s, unit, k);
 }
 
-static int move_window(mt_plane_set *s, struct window *w, bool write, struct mt_err *err)
+bool mt_plane_is_elsewhere(const mt_plane_set *s, size_t unit, enum mt_plane_kind k)
 {
+    return (s->elsewhere[unit] >> k & 1) && mt_plane_elems(s, unit, k);
+}
+
+static int move_window(mt_plane_set *s, enum mt_plane_kind k, bool write, struct mt_err *err)
+{
+    struct window *w = &s->window[k];
     struct mt_disk_request r = {.write = write, .n_spans = 1, .span = {{w->offset, w->mem, w->bytes, w->sums}}};
-    int rc = mt_disk_run(s->disk, &r, err);
+    size_t at = (size_t)(w->offset - s->disk_at[w->unit][k]), n = MT_MIN(w->bytes, bytes_of(s, w->unit, k) - at);
+    int rc;
+    if (mt_plane_in_files(s, w->unit, k))
+        rc = mt_file_weights_read(s->files, w->unit, k, at, w->bytes, w->mem, err);
+    else if (mt_plane_is_elsewhere(s, w->unit, k))
+        rc = s->move.fn(s->move.ctx, &(struct mt_plane_part){w->unit, at, n, k, write, w->mem}, err);
+    else
+        rc = mt_disk_run(s->disk, &r, err);
     if (!rc)
         w->dirty = false;
     return rc;
@@ -435,17 +462,16 @@ static int open_window(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_
     uint64_t plane = s->disk_at[unit][k], offset = plane + at;
     size_t end = mt_align_up(bytes_of(s, unit, k), PAGE);
     int rc = 0;
-    if (!w->bytes || offset < w->offset || offset >= w->offset + w->bytes) {
+    if (!w->bytes || w->unit != unit || offset < w->offset || offset >= w->offset + w->bytes) {
         if (w->dirty)
-            rc = move_window(s, w, true, err);
+            rc = move_window(s, k, true, err);
         w->bytes = 0;
         if (rc)
             return rc;
         w->sums = mt_plane_sums(s, unit, k);
+        w->unit = unit;
         place_window(w, offset, plane + end);
-        rc = mt_plane_in_files(s, unit, k)
-                 ? mt_file_weights_read(s->files, unit, k, (size_t)(w->offset - plane), w->bytes, w->mem, err)
-                 : move_window(s, w, false, err);
+        rc = move_window(s, k, false, err);
         if (rc) {
             w->bytes = 0;
             return rc;
@@ -477,6 +503,8 @@ static int copy_plane(mt_plane_set *s, size_t unit, enum mt_plane_kind k, const 
     if (at > bytes_of(s, unit, k) || left > bytes_of(s, unit, k) - at)
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "bytes %zu to %zu of %s of unit %zu, which has %zu", at,
                        at + left, s->desc[k].use, unit, bytes_of(s, unit, k));
+    if (mt_plane_is_elsewhere(s, unit, k) && !s->move.fn)
+        return mt_fail(err, MT_ERR_RUNTIME, -EHOSTUNREACH, "%s of unit %zu are on another host", s->desc[k].use, unit);
     if (!dst && mt_plane_in_files(s, unit, k))
         return mt_fail(err, MT_ERR_RUNTIME, -EROFS, "%s of unit %zu are in the model's files, which are never written",
                        s->desc[k].use, unit);
@@ -534,7 +562,7 @@ int mt_planes_settle(mt_plane_set *s, struct mt_err *err)
     int rc = 0;
     for (int k = 0; k < MT_N_PLANES; k++) {
         if (s->window[k].dirty && !rc)
-            rc = move_window(s, &s->window[k], true, err);
+            rc = move_window(s, (enum mt_plane_kind)k, true, err);
         s->window[k].bytes = 0;
         s->window[k].dirty = false;
     }

@@ -85,6 +85,18 @@ struct mt_plane_elems {
     size_t n[MT_N_PLANES];
 };
 
+/** Bytes [at, at + n) of a plane that another host has, from mem with `write`, else to it; and what moves them. */
+struct mt_plane_part {
+    size_t unit, at, n;
+    enum mt_plane_kind kind;
+    bool write;
+    void *mem;
+};
+struct mt_plane_move {
+    int (*fn)(void *ctx, const struct mt_plane_part *part, struct mt_err *err);
+    void *ctx;
+};
+
 struct mt_plane_set_params {
     size_t n_units;
     struct mt_plane_desc desc[MT_N_PLANES];
@@ -93,6 +105,8 @@ struct mt_plane_set_params {
     mt_disk *disk;            /* borrowed; its first mt_plane_set_disk_bytes() are the set's */
     const mt_plane_bits *in_files; /* [n_units] planes read in place from files; NULL: none */
     struct mt_file_weights *files; /* the files; borrowed; NULL: none */
+    const mt_plane_bits *elsewhere; /* [n_units] planes that another host has; NULL: none. None in files is */
+    struct mt_plane_move move;      /* to and from those; fn NULL: they cannot be reached */
     size_t window_bytes;      /* host memory to read and write planes on the disk; 0: MT_PLANE_WINDOW */
     bool sums;                /* keep checksums of planes on the disk and check every read */
     const struct mt_numa *numa; /* homes of planes in host memory; copied; NULL: the system places them */
@@ -100,10 +114,10 @@ struct mt_plane_set_params {
 };
 
 /**
- * Planes in host memory (one mapping of each kind, zero at first, huge pages if available), on a disk, and in files
- * that are read in place. The engine transfers planes on the disk itself, by their offsets, and reads those in files;
- * all other code uses mt_planes_read() and mt_planes_write(), which hold at most a window of each kind in memory.
- * Planes in files cannot be written.
+ * Planes in host memory (one mapping of each kind, zero at first, huge pages if available), on a disk, in files
+ * that are read in place, and on other hosts. The engine transfers planes on the disk itself, by their offsets, and
+ * reads those in files; all other code uses mt_planes_read() and mt_planes_write(), which hold at most a window of each
+ * kind in memory. Planes in files cannot be written.
  *
  * Thread-safety: pointers from mt_plane() are plain memory, and the step's program orders the engine's accesses. Reads
  * and writes: one thread, with no step under way.
@@ -131,6 +145,8 @@ const struct mt_plane_desc *mt_plane_desc_of(const mt_plane_set *s, enum mt_plan
 bool mt_plane_on_disk(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, uint64_t *offset);
 /** The sums of a plane on the disk; NULL: none. */
 const struct mt_disk_sums *mt_plane_sums(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
+/** Whether another host has it. */
+bool mt_plane_is_elsewhere(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
 /** Whether the unit has a plane of that kind that is read in place from files. */
 bool mt_plane_in_files(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
 
