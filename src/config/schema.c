@@ -441,6 +441,11 @@ static const struct mt_key keys[] = {
      "for the process, so that copies use all memory channels and the optimizer's threads those of their own node "
      "(unless numactl has set a policy); system leaves it to the kernel."},
 
+    {"cluster", "states", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.host_states), "owned", MT_HOST_STATES_NAMES, ANY, NULL,
+     "With several hosts (mpirun): owned: each part of the model has one host that keeps its masters, moments and gradient, updates "
+     "it and sends the others its new weights, so that each keeps 2 + 12/hosts bytes a parameter instead of 14, and updates and "
+     "writes to its drives one part in hosts; a lost host ends the run at its last checkpoint. whole: every host keeps all, and "
+     "the first saves the last whole step when another is lost. The result has the same bits with both."},
     {"cluster", "timeout", MT_MACHINE, MT_KEY_DURATION, AT(cluster.timeout), "5m", NULL, ANY, NULL,
      "With several hosts (mpirun): how long one waits for another before it takes that host for lost. Then the first saves what the "
      "last whole step left, and all end. It must be longer than the slowest host takes for a step."},

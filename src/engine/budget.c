@@ -50,10 +50,11 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .by_data = mt_engine_by_data(p),
         .n_hosts = (int)mt_engine_n_hosts(p),
         .host = (int)p->placement.host,
+        .owned = mt_engine_is_owned(p),
         .one_ring = saving & ONE_RING,
         .join = p->numerics.dtype == MT_F32,
         .cast = p->numerics.grad_dtype != MT_F32 && !(saving & CAST_IN_PLACE),
-        .gather = gathers(p) && !plan->loads_table,
+        .gather = gathers(p) && !plan->loads_table && !mt_engine_is_owned(p),
         .poison = p->placement.poison,
         .grad_bytes = mt_dtype_size(p->numerics.grad_dtype),
         .count_bytes = p->numerics.router_aux_loss > 0 ? (size_t)p->layout->cfg.moe.n_experts * sizeof(int64_t) : 0,
@@ -472,9 +473,11 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
     plan.units = mt_calloc(p->layout->n_units, sizeof(*plan.units));
     plan.on_disk = mt_calloc(p->layout->n_units, sizeof(*plan.on_disk));
     plan.in_files = mt_calloc(p->layout->n_units, sizeof(*plan.in_files));
+    plan.owned = mt_calloc(2 * p->layout->n_units, sizeof(*plan.owned));
+    plan.elsewhere = plan.owned + p->layout->n_units;
     plan.values = mt_calloc(mt_flow_max_values(p->layout->n_units), sizeof(*plan.values));
     plan.planes = mt_calloc(p->layout->n_units, sizeof(*plan.planes));
-    if (!plan.units || !plan.on_disk || !plan.in_files || !plan.values || !plan.planes) {
+    if (!plan.units || !plan.on_disk || !plan.in_files || !plan.owned || !plan.values || !plan.planes) {
         mt_engine_plan_finish(&plan);
         return mt_fail_nomem(err, "the plan", p->layout->n_units * sizeof(*plan.units));
     }
@@ -526,6 +529,10 @@ void mt_engine_plan_trim(const struct mt_engine_plan *plan, struct mt_plane_set_
     for (size_t u = 0; u < planes->n_units; u++)
         if (plan->units[u].grad_in_ring)
             planes->elems[u].n[MT_PLANE_GRAD] = 0;
+    planes->on_disk = plan->on_disk;
+    planes->in_files = plan->in_files;
+    planes->elsewhere = plan->elsewhere;
+    planes->piece_elems = plan->program.piece_elems;
 }
 
 void mt_engine_plan_finish(struct mt_engine_plan *plan)
@@ -535,5 +542,6 @@ void mt_engine_plan_finish(struct mt_engine_plan *plan)
     free(plan->on_disk);
     free(plan->planes);
     free(plan->in_files);
+    free(plan->owned);
     *plan = (struct mt_engine_plan){0};
 }

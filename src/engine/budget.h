@@ -69,6 +69,7 @@ struct mt_engine_plan {
     bool loads_table;                 /* the embedding's, though its rows were to be gathered */
     mt_plane_bits *in_files;          /* [n_units] planes read in place from the model's files; owned, too */
     bool uses_files;
+    mt_plane_bits *owned, *elsewhere; /* [n_units] planes that one of several hosts alone has; that this one has not */
     int64_t base_blocks;              /* blocks that could be read in place but are in host memory */
     size_t file_bytes;                /* host memory for reading them: blocks under way */
     size_t top_bytes;                 /* host memory for a teacher's tokens: of two steps, or of one that finds them */
@@ -95,7 +96,8 @@ bool mt_engine_may_update_under_backward(const struct mt_engine_params *p);
 /** Whether the device's budget is enough. */
 bool mt_engine_fits(const struct mt_engine_params *p);
 void mt_engine_plan_finish(struct mt_engine_plan *plan);
-/** Takes from *planes, those of the whole layout, the ones that a run with this plan does not have. */
+/** Takes from *planes, those of the whole layout, the ones that a run with this plan does not have, and says where the
+ * others are; borrows from plan. */
 void mt_engine_plan_trim(const struct mt_engine_plan *plan, struct mt_plane_set_params *planes);
 /** The same parameters, as the model has them. */
 struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p);

@@ -201,7 +201,10 @@ static int run_program(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
     e->x.pending = mt_engine_is_pending(e);
     rc = mt_exec_run(&e->x, r, err);
     e->torn |= rc && (e->x.broken || e->x.committed);
-    return rc || !e->p.net || r->mode == MT_MODE_UPDATE ? rc : mt_hosts_share_stats(e, r, err);
+    if (!rc && e->p.net && r->mode != MT_MODE_UPDATE)
+        rc = mt_hosts_share_stats(e, r, err);
+    e->torn |= rc && e->plan.program.owned; /* what other hosts own is lost with them */
+    return rc;
 }
 
 /* Lists the micro-batches of all learners, of one after the other; *n: how many. */

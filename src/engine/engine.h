@@ -14,7 +14,8 @@
  *
  * With several hosts (mt_engine_params.net) each has an engine, and all call mt_engine_step() and mt_engine_eval() with
  * the same data: each computes its share, and all have the same results. An error of one ends the others' step: they
- * wait for it in vain, and fail.
+ * wait for it in vain, and fail. Where each unit's states are on one of them (placement.host_states), an update and what
+ * follows it is made by all: they call mt_engine_flush() together, too, and none is whole any more after such an error.
  *
  * Thread-safety: one thread, except mt_engine_interrupt().
  */

@@ -381,8 +381,14 @@ static bool is_idle(const struct mt_exec *x, const struct mt_program *p, const s
     return in->update && !load && !x->pending;
 }
 
-/* A skipped disk instruction must still complete in queue order: later waiters rely on it to imply everything it was
- * waiting for. */
+/* A skipped instruction must still complete in queue order: later waiters rely on it to imply everything it was waiting
+ * for. */
+static void skip(struct mt_exec *x, struct mt_runnable *r, int32_t at)
+{
+    MT_LOCKED(&x->lock);
+    end_in_any_order(x, r, at);
+}
+
 static void run_disk(struct mt_exec *x, struct mt_runnable *r, enum mt_queue q)
 {
     for (size_t k = 0; k < r->queue[q].n; k++) {
@@ -390,12 +396,10 @@ static void run_disk(struct mt_exec *x, struct mt_runnable *r, enum mt_queue q)
         const struct mt_instr *in = &r->prog.instrs[at];
         if (!await_on_host(x, r, in))
             break;
-        if (!is_idle(x, &r->prog, in) && enter_disk_op(x, q, in->update)) {
+        if (!is_idle(x, &r->prog, in) && enter_disk_op(x, q, in->update))
             start_disk_op(x, r, at);
-            continue;
-        }
-        MT_LOCKED(&x->lock);
-        end_in_any_order(x, r, at);
+        else
+            skip(x, r, at);
     }
     await_flights(x, q);
 }
@@ -462,7 +466,13 @@ static void run_messages(struct mt_exec *x, struct mt_runnable *r)
 {
     for (size_t k = 0; k < r->queue[MT_Q_NET].n; k++) {
         int32_t at = r->queue[MT_Q_NET].at[k];
-        struct mt_net_op *op = await_content(x, r, &r->prog.instrs[at]) ? take_message(x) : NULL;
+        const struct mt_instr *in = &r->prog.instrs[at];
+        bool ready = await_content(x, r, in);
+        if (ready && in->op == MT_OP_RENEW && !in->n_operands && !x->pending) { /* nothing is updated, nor read here */
+            skip(x, r, at);
+            continue;
+        }
+        struct mt_net_op *op = ready ? take_message(x) : NULL;
         if (!op)
             break;
         start_message(x, r, op, at);

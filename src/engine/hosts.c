@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "engine/state.h"
 #include "model/direct.h"
+#include "model/ranges.h"
 
 static size_t states_of(const mt_engine *e, size_t unit, struct mt_net_part part[MT_NET_PARTS])
 {
@@ -17,6 +18,21 @@ static size_t states_of(const mt_engine *e, size_t unit, struct mt_net_part part
     size_t n = mt_unit_moment_planes(e->p.layout, unit, plane);
     for (size_t i = 0; i < n; i++)
         part[i] = (struct mt_net_part){mt_plane(e->p.planes, unit, plane[i].kind), plane[i].bytes};
+    return n;
+}
+
+/* What of a unit's update all hosts need; staged: the buffer in which those of its planes are that are on a drive. */
+static size_t weights_of(const mt_engine *e, size_t unit, char *staged, struct mt_net_part part[MT_NET_PARTS])
+{
+    const mt_plane_bits loaded = mt_unit_loaded_planes(e->p.layout, unit, e->p.numerics.dtype);
+    size_t n = 0;
+    for (int i = 0; i < MT_N_PLANES; i++) {
+        enum mt_plane_kind k = (enum mt_plane_kind)i;
+        const struct mt_plane_desc *d = mt_plane_desc_of(e->p.planes, k);
+        if (loaded >> i & 1 && d->range == MT_RANGE_TRAINED && mt_plane_elems(e->p.planes, unit, k))
+            part[n++] = (struct mt_net_part){mt_plane_view(&e->b, unit, k, 0, NULL, staged).data,
+                                             mt_plane_desc_bytes(d, mt_plane_elems(e->p.planes, unit, k))};
+    }
     return n;
 }
 
@@ -71,6 +87,9 @@ size_t mt_hosts_content(void *engine, const struct mt_program *prog, const struc
         return 1;
     }
     const struct mt_object *o = &prog->objects[in->operand[0].object];
+    if (in->op == MT_OP_RENEW)
+        return weights_of(e, (size_t)in->unit,
+                          in->n_operands ? e->b.buffers[o->pool][in->operand[0].buffer] : NULL, part);
     if (mt_kinds[o->kind].returns)
         return states_of(e, (size_t)in->unit, part);
     if (in->op == MT_OP_PASS)

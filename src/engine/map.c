@@ -120,16 +120,20 @@ void mt_map_units(struct mt_unit_shape *units, const struct mt_layout *l, int n_
 }
 
 /* Units are dealt out one by one, and of layers the lane that has least takes the next in backward: where attention and
- * MLPs are units by themselves, one host of two would otherwise add up, and receive, all MLPs. */
-void mt_map_gradients(struct mt_unit_shape *units, const struct mt_layout *l, int n_lanes)
+ * MLPs are units by themselves, one host of two would otherwise add up, and receive, all MLPs. Where units have owners,
+ * the embedding and the head count, too, and come first, as they may be the largest. */
+void mt_map_gradients(struct mt_unit_shape *units, const struct mt_layout *l, int n_lanes, bool owned)
 {
     struct map m = {.l = l, .n_lanes = n_lanes};
-    for (size_t u = l->n_units; u-- > 0;) {
-        int lane = (int)(u % (size_t)n_lanes);
-        if (is_layer(&m, u)) {
-            lane = least_loaded(&m, lane);
-            m.load[lane] += units[u].grad_elems;
+    for (int layers = 0; layers < 2; layers++)
+        for (size_t u = l->n_units; u-- > 0;) {
+            int lane = (int)(u % (size_t)n_lanes);
+            if (is_layer(&m, u) != layers)
+                continue;
+            if (layers || owned) {
+                lane = least_loaded(&m, lane);
+                m.load[lane] += units[u].grad_elems;
+            }
+            units[u].lane = units[u].lane_back = (uint8_t)lane;
         }
-        units[u].lane = units[u].lane_back = (uint8_t)lane;
-    }
 }

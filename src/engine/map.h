@@ -9,5 +9,6 @@
  * first_kept: layers from there on keep records on the device.
  */
 void mt_map_units(struct mt_unit_shape *units, const struct mt_layout *l, int n_lanes, int64_t first_kept);
-/** Where lanes share the groups instead: on which lane each unit's gradient is added up, cast and stored. */
-void mt_map_gradients(struct mt_unit_shape *units, const struct mt_layout *l, int n_lanes);
+/** Where lanes share the groups instead: on which lane each unit's gradient is added up, cast and stored. owned: its
+ * host alone keeps the unit's states. */
+void mt_map_gradients(struct mt_unit_shape *units, const struct mt_layout *l, int n_lanes, bool owned);

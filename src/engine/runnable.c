@@ -165,6 +165,7 @@ int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode
     params.n_micro = n_micro;
     r->mode = mode;
     int rc = build_for_hosts(&r->prog, e, &params, err);
+    e->torn |= rc && params.owned;
     if (!rc && (r->prog.spill_bytes > e->plan.spill_bytes ||
                 r->prog.disk_spill_bytes > e->plan.disk_spill_bytes))
         rc = mt_fail(err, MT_ERR_RUNTIME, -ENOSPC,

@@ -29,6 +29,11 @@ static inline size_t mt_engine_first_lane(const struct mt_engine_params *p)
 {
     return mt_engine_n_hosts(p) > 1 ? (size_t)p->placement.host * mt_engine_n_lanes(p) : 0;
 }
+/** Whether each unit's states are on one of several hosts alone: that of its lane_back. */
+static inline bool mt_engine_is_owned(const struct mt_engine_params *p)
+{
+    return p->train && mt_engine_n_hosts(p) > 1 && p->placement.host_states == MT_HOST_STATES_OWNED;
+}
 /** Whether lanes share the groups of micro-batches, not the units: those of several hosts do. */
 static inline bool mt_engine_by_data(const struct mt_engine_params *p)
 {

@@ -73,6 +73,15 @@ static mt_plane_bits file_planes(const struct tiers *t, size_t unit)
     return t->base == MT_BASE_FILES ? has_planes(t, unit) & mt_unit_file_planes(&t->p->layout->units[unit]) : 0;
 }
 
+/* If hosts own units, what only the owner of this one needs: what updates use and no load does. */
+static mt_plane_bits owned_planes(const struct tiers *t, size_t unit)
+{
+    mt_plane_bits owned = 0;
+    for (int k = 0; k < MT_N_PLANES && t->plan->program.owned; k++)
+        owned |= (mt_plane_bits)(t->desc[k].range == MT_RANGE_TRAINED) << k;
+    return owned & has_planes(t, unit) & ~mt_unit_loaded_planes(t->p->layout, unit, t->p->numerics.dtype);
+}
+
 /* Computes each unit's planes once: they are needed often. */
 static void measure_units(const struct tiers *t)
 {
@@ -85,6 +94,9 @@ static void measure_units(const struct tiers *t)
             planes->has |= (mt_plane_bits)(n > 0) << k;
             planes->bytes[k] = mt_align_up(mt_plane_desc_bytes(&t->desc[k], n), MT_DISK_ALIGN);
         }
+        bool own = mt_program_owner(&t->plan->program, u) == t->plan->program.host;
+        t->plan->owned[u] = owned_planes(t, u);
+        t->plan->elsewhere[u] = own ? 0 : t->plan->owned[u];
     }
 }
 
@@ -128,24 +140,29 @@ static void describe_all(const struct tiers *t)
         describe(t, u);
 }
 
+/* Of the host that has most: all choose the same places, as the step is one program. */
 static uint64_t planes_in_host(const struct tiers *t)
 {
-    uint64_t sum = 0;
-    for (size_t u = 0; u < t->plan->program.n_units; u++)
+    uint64_t sum = 0, own[MT_MAX_LANES] = {0}, most = 0;
+    for (size_t u = 0; u < t->plan->program.n_units; u++) {
+        mt_plane_bits here = ~(t->plan->on_disk[u] | t->plan->in_files[u]);
+        uint64_t *owned = &own[mt_program_owner(&t->plan->program, u)];
         for (int k = 0; k < MT_N_PLANES; k++)
-            if (!((t->plan->on_disk[u] | t->plan->in_files[u]) >> k & 1))
-                sum += plane_bytes(t, u, k);
-    return sum;
+            *(t->plan->owned[u] >> k & 1 ? owned : &sum) += here >> k & 1 ? plane_bytes(t, u, k) : 0;
+    }
+    for (size_t i = 0; i < MT_MAX_LANES; i++)
+        most = MT_MAX(most, own[i]);
+    return sum + most;
 }
 
-/* Windows through which planes on the disk and in files are loaded and saved (store/planes.h). */
+/* Windows through which planes on the disk, in files and on other hosts are loaded and saved (store/planes.h). */
 static uint64_t windows(const struct tiers *t)
 {
     uint64_t sum = 0;
     for (int k = 0; k < MT_N_PLANES; k++) {
         size_t most = 0;
         for (size_t u = 0; u < t->plan->program.n_units && t->desc[k].role != MT_ROLE_GRADIENT; u++)
-            if ((t->plan->on_disk[u] | t->plan->in_files[u]) >> k & 1)
+            if ((t->plan->on_disk[u] | t->plan->in_files[u] | t->plan->owned[u]) >> k & 1)
                 most = MT_MAX(most, plane_bytes(t, u, k));
         sum += MT_MIN(most, (size_t)MT_PLANE_WINDOW);
     }

@@ -210,8 +210,6 @@ static int measure_planes(struct mt_plan_choice *c, const struct mt_plan_request
     if (rc)
         return rc;
     mt_engine_plan_trim(&c->engine, &pp);
-    pp.on_disk = c->engine.on_disk;
-    pp.in_files = c->engine.in_files;
     for (size_t u = 0; u < pp.n_units; u++)
         c->n_tier[tier_of(pp.on_disk[u])]++;
     for (int i = 0; i < MT_N_PLANES; i++) {
@@ -220,7 +218,6 @@ static int measure_planes(struct mt_plan_choice *c, const struct mt_plan_request
                                              mt_plane_set_plane_disk_bytes(&pp, k)};
     }
     pp.sums = r->placement.nvme_checksums;
-    pp.piece_elems = c->engine.program.piece_elems;
     c->windows_bytes = mt_plane_set_window_bytes(&pp);
     c->sums_bytes = mt_plane_set_sum_bytes(&pp);
     c->guard_bytes = r->train && r->placement.verify == MT_VERIFY_ALL ? mt_guard_bytes(&pp, true) : 0;
@@ -234,7 +231,7 @@ void mt_plan_add_rows(struct mt_memory_rows *rows, const struct mt_plan_choice *
     mt_engine_add_device_rows(rows, &c->engine);
     for (int k = 0; k < MT_N_PLANES; k++)
         mt_memory_add_row(rows, "host", c->plane[k].use, c->plane[k].host_bytes);
-    mt_memory_add_row(rows, "host", "windows to the disk", c->windows_bytes);
+    mt_memory_add_row(rows, "host", "windows to drives and hosts", c->windows_bytes);
     mt_memory_add_row(rows, "host", "sums of the drives' planes", c->sums_bytes);
     mt_memory_add_row(rows, "host", "sums of host memory's planes", c->guard_bytes);
     mt_engine_add_host_rows(rows, &c->engine);

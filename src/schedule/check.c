@@ -264,7 +264,7 @@ static int count_part(struct mt_checker *c, size_t i, const struct mt_operand *o
     return 0;
 }
 
-static int check_operand(struct mt_checker *c, size_t i, const struct mt_operand *op)
+int mt_check_operand(struct mt_checker *c, size_t i, const struct mt_operand *op)
 {
     const struct mt_instr *in = &c->p->instrs[i];
     if (op->object < 0 || (size_t)op->object >= c->p->n_objects)
@@ -468,6 +468,16 @@ static int check_add_group(struct mt_checker *c, size_t i)
     return rc;
 }
 
+int mt_check_renews(struct mt_checker *c, size_t i)
+{
+    const int unit = c->p->instrs[i].unit;
+    int rc = 0;
+    for (int lane = 0; lane < c->p->n_lanes && !rc; lane++)
+        rc = mt_check_none(c, i, *loaded_on(c, unit, lane), "updates weights that were loaded already");
+    c->units[unit].updated = (int)i;
+    return rc;
+}
+
 int mt_check_instr(struct mt_checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
@@ -483,15 +493,13 @@ int mt_check_instr(struct mt_checker *c, size_t i)
     else if (!rc && in->op == MT_OP_UPDATE) {
         if (in->unit < 0 || (size_t)in->unit >= c->p->n_units || in->piece != c->units[in->unit].pieces++)
             return mt_check_fault(c, i, NONE, "updates a unit that does not exist, or pieces of one out of order");
-        for (int lane = 0; lane < c->p->n_lanes; lane++)
-            if (*loaded_on(c, in->unit, lane) != NONE)
-                return mt_check_fault(c, i, *loaded_on(c, in->unit, lane), "updates weights that were loaded already");
-        c->units[in->unit].updated = (int)i;
+        rc = mt_check_none(c, i, c->units[in->unit].renewed, "updates weights that went to other hosts already")
+          ?: mt_check_renews(c, i);
     }
     if (!rc && in->op == MT_OP_SCATTER)
         rc = check_scatter(c, i);
     for (int k = 0; !rc && k < in->n_operands; k++)
-        rc = check_operand(c, i, &in->operand[k]);
+        rc = mt_check_operand(c, i, &in->operand[k]);
     return rc ? rc : check_lists(c, i);
 }
 
@@ -548,7 +556,7 @@ static bool init_checker(struct mt_checker *c)
     for (size_t i = 0; i < p->n_units * (size_t)p->n_lanes; i++)
         c->loaded[i] = NONE;
     for (size_t u = 0; u < p->n_units; u++)
-        c->units[u] = (struct mt_check_unit){NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0};
+        c->units[u] = (struct mt_check_unit){NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0};
     struct mt_check_place empty = {.object = NONE, .writer = NONE};
     for (int q = 0; q < MT_MAX_QUEUES; q++)
         empty.reader[q] = c->last_of[q] = NONE;

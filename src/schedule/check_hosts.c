@@ -36,11 +36,21 @@ static int advance(struct hosts *h, int host)
     return rc;
 }
 
+/* Whether it is of the unit's planes in host staging. */
+static bool is_staged(const struct mt_program *p, const struct mt_instr *in)
+{
+    const struct mt_object *o = &p->objects[in->operand[0].object];
+    return in->n_operands == 1 && in->operand[0].object >= 0 && (size_t)in->operand[0].object < p->n_objects &&
+           o->kind == MT_OBJ_STAGED && o->unit == in->unit;
+}
+
 /* Whether the message is of an object with a home, or of the counts of a group. */
 static bool has_content(const struct mt_program *p, const struct mt_instr *in)
 {
     if (in->op == MT_OP_COUNTS)
         return p->balances && !in->n_operands && in->bytes && in->mb >= 0 && (size_t)in->mb < p->n_micro;
+    if (in->op == MT_OP_RENEW)
+        return p->owned && in->bytes && (!in->n_operands || is_staged(p, in));
     if (in->n_operands != 1 || in->operand[0].object < 0 || (size_t)in->operand[0].object >= p->n_objects)
         return false;
     const struct mt_object *o = &p->objects[in->operand[0].object];
@@ -55,7 +65,7 @@ static int check_message(struct mt_checker *c, size_t i, int host, int n_hosts)
     if (!in->hosts || in->hosts & ~all || in->hosts & own || !has_content(c->p, in) || in->unit < 0 ||
         (size_t)in->unit >= c->p->n_units)
         return mt_check_fault(c, i, NONE, "a message to no other host, or of nothing that has a home");
-    if (in->sends && in->op == MT_OP_SHARE && in->hosts != (all & ~own))
+    if (in->sends && (in->op == MT_OP_SHARE || in->op == MT_OP_RENEW) && in->hosts != (all & ~own))
         return mt_check_fault(c, i, NONE, "a plane that does not go to all hosts");
     if ((!in->sends || in->op == MT_OP_PASS) && in->hosts & (in->hosts - 1))
         return mt_check_fault(c, i, NONE, "a message of several hosts, or a sum for several");
@@ -127,6 +137,31 @@ static int receive_gradient(struct mt_checker *c, size_t i)
     return rc;
 }
 
+/* Weights, from the host that has updated them. */
+static int exchange_weights(struct hosts *h, int from)
+{
+    const struct mt_instr *in = next_of(h, from);
+    struct mt_check_unit *unit = &h->c[from].units[in->unit];
+    bool own = unit->updated != NONE && h->c[from].p->instrs[unit->updated].op == MT_OP_UPDATE;
+    int rc = mt_check_that(&h->c[from], h->at[from], own && mt_check_ordered(&h->c[from], unit->updated, h->at[from]),
+                           unit->updated, "sends weights before their update")
+          ?: mt_check_none(&h->c[from], h->at[from], unit->renewed, "sends weights for the second time");
+    unit->renewed = (int)h->at[from];
+    for (int host = 0; host < h->n && !rc; host++) {
+        struct mt_checker *c = &h->c[host];
+        const size_t i = h->at[host];
+        if (host != from && !(in->hosts & 1u << host))
+            continue;
+        if (host != from)
+            rc = mt_check_none(c, i, c->units[in->unit].updated, "receives weights that are updated here already")
+              ?: mt_check_renews(c, i);
+        if (in->n_operands)
+            rc = rc ?: mt_check_operand(c, i, &c->p->instrs[i].operand[0]);
+        h->at[host]++;
+    }
+    return rc;
+}
+
 static bool same(const struct mt_instr *a, const struct mt_instr *b)
 {
     return a->op == b->op && a->unit == b->unit && a->mb == b->mb && a->operand[0].object == b->operand[0].object &&
@@ -165,6 +200,8 @@ static int exchange(struct hosts *h, int from)
     const struct mt_instr *in = next_of(h, from);
     if (in->op == MT_OP_COUNTS)
         return exchange_counts(h, from);
+    if (in->op == MT_OP_RENEW)
+        return exchange_weights(h, from);
     const bool sum = in->op == MT_OP_PASS;
     const int level = h->c[from].objects[in->operand[0].object].level;
     const bool states = !sum && has_states(&h->c[from], h->at[from]);
@@ -217,8 +254,24 @@ static int run_together(struct hosts *h)
     return rc;
 }
 
+/* Each gradient is where its unit is updated, and the weights of every update everywhere. */
+static int check_owned(struct hosts *h)
+{
+    for (size_t u = 0; u < h->c[0].p->n_units; u++)
+        for (int host = 0, other = h->n - 1; host < h->n; other = host++) {
+            const struct mt_check_unit *a = &h->c[host].units[u], *b = &h->c[other].units[u];
+            if (a->updated != NONE && b->updated == NONE)
+                return mt_check_fault(&h->c[host], (size_t)a->updated, NONE, "weights that do not reach all hosts");
+            if (a->stored != NONE && (a->updated == NONE || h->c[host].p->instrs[a->updated].op != MT_OP_UPDATE))
+                return mt_check_fault(&h->c[host], (size_t)a->stored, a->updated, "a gradient of a unit that another host updates");
+        }
+    return 0;
+}
+
 static int check_shared(struct hosts *h)
 {
+    if (h->c[0].p->owned)
+        return check_owned(h);
     for (size_t u = 0; u < h->c[0].p->n_units; u++)
         for (int host = 0; host < h->n; host++)
             for (int other = 0; other < h->n; other++)

@@ -32,6 +32,7 @@ struct mt_check_unit {
     int fetched;   /* the newest disk read of its weights */
     int scattered; /* its UNPACK */
     int returns;   /* the object that was written and is to be stored to its home */
+    int renewed;   /* the message that sends its weights to other hosts; of one that comes `updated` */
     int pieces;    /* how many pieces are updated */
 };
 
@@ -76,5 +77,9 @@ int mt_check_read_place(struct mt_checker *c, size_t i, struct mt_check_place *a
 int mt_check_write_place(struct mt_checker *c, size_t i, struct mt_check_place *at, int object, int version,
                          const char *what);
 
+/* One operand of instruction i: what it reads is there, and what it writes not in use. */
+int mt_check_operand(struct mt_checker *c, size_t i, const struct mt_operand *op);
+/* An update, or the weights of one: nothing has loaded the unit before. */
+int mt_check_renews(struct mt_checker *c, size_t i);
 /** A message with the counts of a group, on the side that sends or receives it. */
 int mt_check_counts(struct mt_checker *c, size_t i);

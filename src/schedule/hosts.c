@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Shares a step out to hosts. The program that comes in is of all hosts' lanes, as if they were in one process; a
- * host takes the instructions of its own lanes and all of the host's queue, as it updates all parameters. Three things
- * cross: a sum of groups that a lane of another host adds up (PASS, from home to home), and what a lane leaves in
- * planes: a gradient as cast, and states that its direction has changed (SHARE, from the planes of the host that has
- * them to those of all others); and the rows of experts in a group, which each BALANCE adds up (COUNTS). Each follows
- * the instruction that makes its content: a store, or the group's last lists.
+ * host takes the instructions of its own lanes, and of the host's queue the updates of the units that it owns: those
+ * whose gradient its lanes cast. Three things cross: a sum of groups that a lane of another host adds up (PASS, from
+ * home to home); the weights of a unit after its update (RENEW, from the planes of its owner to those of all others);
+ * and the rows of experts in a group, which each BALANCE adds up (COUNTS). Each follows the instruction that makes its
+ * content: a store, an update, or the group's last lists.
+ *
+ * Or nobody owns units, and every host updates all. Then no weights cross, but what a lane leaves in planes: gradients
+ * as cast, and states that its direction has changed (SHARE, from the planes of one host to those of all others).
  *
  * All hosts list these messages in the order of the whole program, and each starts its own of them in that order, many
  * under way at once. So no two hosts wait for each other: of all instructions that have not ended, the first of the
@@ -28,11 +31,14 @@ struct part {
     int first, end;   /* its lanes */
     uint16_t *to;     /* by instruction of the whole: hosts that its content goes to */
     bool *idle;       /* by instruction of the whole: a READ of what no instruction here uses */
-    int32_t *upto;    /* by instruction of the whole: the newest of its queue, at or before it, that is here; of another
-                         host's queue, the newest message from there */
-    int32_t last[MT_MAX_QUEUES]; /* of each queue of the whole: the same so far */
+    struct newest {   /* of a queue of the whole: what is here */
+        int32_t own, told; /* its newest instruction; the newest message with what one of another host makes */
+    } *upto;          /* by instruction of the whole: of its queue, at or before it */
+    struct newest last[MT_MAX_QUEUES]; /* so far */
     int32_t *host_use; /* by unit: the newest instruction of the host's queue */
     int32_t (*home_use)[MT_MAX_QUEUES]; /* by object: the newest instruction here, by queue, that uses its home */
+    size_t buffer[MT_N_POOLS + 1]; /* number of the first buffer of each host pool; and how many there are */
+    int32_t *sent;    /* by that number: the newest message from there */
 };
 
 static bool is_device(const struct mt_instr *in)
@@ -40,15 +46,22 @@ static bool is_device(const struct mt_instr *in)
     return mt_queues[in->queue].device;
 }
 
+static const struct mt_object *object_of(const struct part *s, const struct mt_instr *in)
+{
+    return &s->whole->objects[in->operand[0].object];
+}
+
+/* The host that makes what the instruction does; of one of the host's queue the unit's owner. */
 static int host_of(const struct part *s, const struct mt_instr *in)
 {
-    return mt_program_host_of(s->params, in->lane);
+    return is_device(in) ? mt_program_host_of(s->params, in->lane) : mt_program_owner(s->params, (size_t)in->unit);
 }
 
 /* Whether the instruction is this host's own, or one that all hosts have. */
 static bool is_here(const struct part *s, const struct mt_instr *in)
 {
-    if (is_device(in))
+    bool renewed = in->op == MT_OP_WRITE && object_of(s, in)->kind == MT_OBJ_STAGED;
+    if (is_device(in) || (s->params->owned && (in->op == MT_OP_UPDATE || in->op == MT_OP_WRITE) && !renewed))
         return host_of(s, in) == s->params->host;
     if (in->op == MT_OP_READ)
         return !s->idle[in - s->whole->instrs];
@@ -56,19 +69,23 @@ static bool is_here(const struct part *s, const struct mt_instr *in)
            mt_program_host_of(s->params, mt_micro_lane(s->params, (size_t)in->mb)) == s->params->host;
 }
 
-static const struct mt_object *object_of(const struct part *s, const struct mt_instr *in)
-{
-    return &s->whole->objects[in->operand[0].object];
-}
-
 static bool moves_spilled(const struct part *s, const struct mt_instr *in)
 {
     return (in->op == MT_OP_LOAD || in->op == MT_OP_STORE) && mt_kinds[object_of(s, in)->kind].home == MT_HOME_SPILL;
 }
 
-/* Whether it stores what the planes of all hosts must have. */
+/* Whether it ends the update of a unit. */
+static bool ends_update(const struct part *s, const struct mt_instr *in)
+{
+    size_t first = (size_t)in->piece * s->whole->piece_elems + in->first;
+    return in->op == MT_OP_UPDATE && first + in->elems == s->params->units[in->unit].update_elems;
+}
+
+/* Whether it leaves in planes what those of all hosts must have. */
 static bool is_shared(const struct part *s, const struct mt_instr *in)
 {
+    if (s->params->owned)
+        return ends_update(s, in);
     return in->op == MT_OP_STORE_GRAD || (in->op == MT_OP_STORE && mt_kinds[object_of(s, in)->kind].returns);
 }
 
@@ -121,28 +138,35 @@ static int find_messages(struct part *s, struct mt_err *err)
     return rc;
 }
 
+/* Number of the operand's buffer, if it is in a host pool; else of none. */
+static size_t buffer_of(const struct part *s, const struct mt_operand *o)
+{
+    enum mt_pool_id pool = s->whole->objects[o->object].pool;
+    return mt_pools[pool].device ? s->buffer[MT_N_POOLS] : s->buffer[pool] + (size_t)o->buffer;
+}
+
+/* Whether what comes from the unit's owner in the place of this update is all that its staged planes have. */
+static bool is_replaced(const struct part *s, const struct mt_instr *in)
+{
+    const struct mt_unit_shape *u = &s->params->units[in->unit];
+    return s->params->owned && ends_update(s, in) && host_of(s, in) != s->params->host &&
+           u->staged_bytes == u->staged_bytes_written;
+}
+
 /* From the end on: a READ is idle if nothing here uses its buffer before the next one into it. */
 static int find_idle_reads(struct part *s, struct mt_err *err)
 {
     const struct mt_program *p = s->whole;
-    size_t first[MT_N_POOLS], n = 0;
-    for (int i = 0; i < MT_N_POOLS; i++) {
-        first[i] = n;
-        n += mt_pools[i].device ? 0 : (size_t)p->pool[0][i].n;
-    }
-    MT_FREED bool *used = mt_calloc(n + 1, 1);
+    MT_FREED bool *used = mt_calloc(s->buffer[MT_N_POOLS] + 1, 1);
     if (!used)
-        return mt_fail_nomem(err, "a step program", n);
+        return mt_fail_nomem(err, "a step program", s->buffer[MT_N_POOLS]);
     for (size_t i = p->n_instrs; i-- > 0;) {
         const struct mt_instr *in = &p->instrs[i];
-        bool reads = in->op == MT_OP_READ;
+        bool reads = in->op == MT_OP_READ, ends = reads || is_replaced(s, in);
         for (int k = 0; k < in->n_operands; k++) {
-            enum mt_pool_id pool = p->objects[in->operand[k].object].pool;
-            bool *b = mt_pools[pool].device ? NULL : &used[first[pool] + (size_t)in->operand[k].buffer];
-            if (b && reads)
-                s->idle[i] = !*b;
-            if (b)
-                *b = !reads && (*b || is_here(s, in));
+            bool *b = &used[buffer_of(s, &in->operand[k])];
+            s->idle[i] |= reads && !*b;
+            *b = !ends && (*b || is_here(s, in));
         }
     }
     return 0;
@@ -162,6 +186,16 @@ static int32_t push(struct part *s, const struct mt_instr *in)
     return (int32_t)s->out->n_instrs++;
 }
 
+/* What an instruction of the whole waited for, as far as that is here, or comes from elsewhere. */
+static void take_waits(const struct part *s, struct mt_instr *own, const struct mt_instr *in)
+{
+    for (int q = 0; q < MT_MAX_QUEUES; q++)
+        if (in->wait[q] >= 0) {
+            wait_for(s, own, s->upto[in->wait[q]].own);
+            wait_for(s, own, s->upto[in->wait[q]].told);
+        }
+}
+
 /* An instruction of the whole that is here, with what it waited for as far as that is here, or comes from elsewhere. */
 static int32_t take(struct part *s, const struct mt_instr *in)
 {
@@ -170,12 +204,33 @@ static int32_t take(struct part *s, const struct mt_instr *in)
     own.lane = (uint8_t)(ours ? in->lane - s->first : 0);
     for (int q = 0; q < MT_MAX_QUEUES; q++)
         own.wait[q] = MT_NO_WAIT;
-    for (int q = 0; q < MT_MAX_QUEUES; q++)
-        if (in->wait[q] >= 0)
-            wait_for(s, &own, s->upto[in->wait[q]]);
-    if (in->op == MT_OP_STORE && moves_spilled(s, in)) /* over what was sent from there */
+    take_waits(s, &own, in);
+    for (int k = 0; k < in->n_operands; k++) /* over what was sent from there */
+        if (in->operand[k].access & MT_WRITE)
+            wait_for(s, &own, s->sent[buffer_of(s, &in->operand[k])]);
+    if (in->op == MT_OP_STORE && moves_spilled(s, in)) /* the same */
         wait_for(s, &own, s->home_use[in->operand[0].object][MT_Q_NET]);
     return push(s, &own);
+}
+
+/* Weights, in the planes or in the buffer in which they are staged. */
+static int32_t add_renewal(struct part *s, struct mt_instr *m, const struct mt_instr *in)
+{
+    enum mt_access access = m->sends ? MT_READ : is_replaced(s, in) ? MT_WRITE : MT_UPDATE;
+    m->bytes = mt_program_renewed_bytes(s->params, (size_t)in->unit);
+    if (!m->sends)
+        take_waits(s, m, in);
+    for (int k = 0; k < in->n_operands; k++)
+        if (s->whole->objects[in->operand[k].object].kind == MT_OBJ_STAGED)
+            m->operand[m->n_operands++] =
+                (struct mt_operand){in->operand[k].object, in->operand[k].buffer, access, MT_ROLE_NONE};
+    int32_t *sent = m->n_operands ? &s->sent[buffer_of(s, &m->operand[0])] : NULL;
+    if (sent && !m->sends)
+        wait_for(s, m, *sent);
+    int32_t at = push(s, m);
+    if (sent && m->sends)
+        *sent = at;
+    return at;
 }
 
 /* The message with the content that instruction i makes, if it goes from here or comes here; or NONE. */
@@ -183,22 +238,24 @@ static int32_t add_message(struct part *s, size_t i, int32_t stored)
 {
     const struct mt_instr *in = &s->whole->instrs[i];
     bool sum = moves_spilled(s, in), sends = host_of(s, in) == s->params->host, counts = mt_instr_makes_lists(in);
+    bool renews = in->op == MT_OP_UPDATE;
     if (!s->to[i] || (!sends && !(s->to[i] & 1u << s->params->host)))
         return NONE;
-    struct mt_instr m = mt_instr_make(counts ? MT_OP_COUNTS : sum ? MT_OP_PASS : MT_OP_SHARE, (size_t)in->unit,
-                                      (size_t)in->mb);
+    enum mt_opcode op = counts ? MT_OP_COUNTS : sum ? MT_OP_PASS : renews ? MT_OP_RENEW : MT_OP_SHARE;
+    struct mt_instr m = mt_instr_make(op, (size_t)in->unit, (size_t)in->mb);
     m.sends = sends;
     m.hosts = sends ? s->to[i] : (uint16_t)(1u << host_of(s, in));
+    wait_for(s, &m, stored);
+    if (renews)
+        return add_renewal(s, &m, in);
     if (counts) {
         m.bytes = s->params->count_bytes;
-        wait_for(s, &m, stored);
         return push(s, &m);
     }
     m.n_operands = 1;
     m.operand[0] = (struct mt_operand){in->operand[0].object, 0, sends ? MT_READ : MT_WRITE, MT_ROLE_NONE};
     m.bytes = in->bytes;
     m.row_bytes = in->row_bytes;
-    wait_for(s, &m, stored);
     if (!sum)
         wait_for(s, &m, s->host_use[in->unit]);
     for (int q = 0; q < MT_MAX_QUEUES && sum; q++)
@@ -226,8 +283,8 @@ static void take_all(struct part *s)
         if (here)
             note_use(s, in, own);
         message = add_message(s, i, own);
-        int32_t *last = &s->last[mt_instr_queue(in)];
-        *last = here ? own : message != NONE ? message : *last;
+        struct newest *last = &s->last[mt_instr_queue(in)];
+        *(here ? &last->own : &last->told) = here ? own : message != NONE ? message : last->told;
         s->upto[i] = *last;
     }
 }
@@ -262,21 +319,27 @@ static void take_pools(struct part *s)
     memcpy(s->out->pool, pool, sizeof(pool));
     s->out->n_lanes = s->end - s->first;
     s->out->host = s->params->host;
+    s->out->owned = s->params->owned;
 }
 
 static bool alloc_part(struct part *s)
 {
     const struct mt_program *p = s->whole;
+    for (int i = 0; i < MT_N_POOLS; i++)
+        s->buffer[i + 1] = s->buffer[i] + (mt_pools[i].device ? 0 : (size_t)p->pool[0][i].n);
+    s->sent = mt_calloc(s->buffer[MT_N_POOLS] + 1, sizeof(*s->sent));
     s->to = mt_calloc(MT_MAX(p->n_instrs, p->n_objects) + 1, sizeof(*s->to));
     s->idle = mt_calloc(p->n_instrs + 1, 1);
     s->upto = mt_calloc(p->n_instrs + 1, sizeof(*s->upto));
     s->host_use = mt_calloc(p->n_units, sizeof(*s->host_use));
     s->home_use = mt_calloc(p->n_objects + 1, sizeof(*s->home_use));
     s->out->instrs = mt_calloc(2 * p->n_instrs + 1, sizeof(*s->out->instrs)); /* each may be followed by a message */
-    if (!s->to || !s->idle || !s->upto || !s->host_use || !s->home_use || !s->out->instrs)
+    if (!s->sent || !s->to || !s->idle || !s->upto || !s->host_use || !s->home_use || !s->out->instrs)
         return false;
+    for (size_t i = 0; i <= s->buffer[MT_N_POOLS]; i++)
+        s->sent[i] = NONE;
     for (int q = 0; q < MT_MAX_QUEUES; q++)
-        s->last[q] = NONE;
+        s->last[q] = (struct newest){NONE, NONE};
     for (size_t u = 0; u < p->n_units; u++)
         s->host_use[u] = NONE;
     for (size_t o = 0; o < p->n_objects; o++)
@@ -321,6 +384,7 @@ int mt_program_take_part(struct mt_program *p, const struct mt_program_params *p
     } else {
         free(out.instrs);
     }
+    free(s.sent);
     free(s.to);
     free(s.idle);
     free(s.upto);

@@ -80,6 +80,7 @@ struct mt_program {
     struct mt_pool_shape pool[MT_MAX_LANES][MT_N_POOLS]; /* host pools: of the first */
     int n_lanes;
     int host;                /* whose program it is: its part of the step that hosts share */
+    bool owned;              /* as in mt_program_params */
     struct mt_object *objects;
     size_t n_objects, cap_objects;
     struct mt_instr *instrs;
@@ -126,6 +127,8 @@ struct mt_program_params {
                                      up, cast and stored */
     int n_hosts;                  /* that have equal shares of the lanes, with by_data; 0: one */
     int host;                     /* whose program is built */
+    bool owned;                   /* of several hosts: a unit is updated by the host of its lane_back alone, which sends
+                                     the others its weights; else its gradient goes to all, and each updates it */
     int n_buffers[MT_MAX_LANES][MT_N_POOLS]; /* of each pool; at least what one instruction needs; host pools: [0] */
 };
 static inline int mt_program_lanes(const struct mt_program_params *p)
@@ -151,6 +154,18 @@ static inline int mt_program_host_of(const struct mt_program_params *p, int lane
 static inline int mt_micro_lane(const struct mt_program_params *p, size_t mb)
 {
     return (int)(mt_group_of(p->groups, mb) * (size_t)mt_program_lanes(p) / mt_groups_n(p->groups));
+}
+
+/** The host that adds up and casts a unit's gradient, and, if units have owners, is that. */
+static inline int mt_program_owner(const struct mt_program_params *p, size_t unit)
+{
+    return mt_program_host_of(p, p->units[unit].lane_back);
+}
+
+/** Bytes of a unit's weights as all hosts need them after an update: those that are loaded. */
+static inline size_t mt_program_renewed_bytes(const struct mt_program_params *p, size_t unit)
+{
+    return p->units[unit].update_elems * (p->join ? 4 : 2);
 }
 
 /** The lane of a group. */

@@ -145,6 +145,7 @@ const struct mt_opcode_desc mt_opcodes[MT_N_OPCODES] = {
     [MT_OP_WRITE] = {"write", MT_Q_DISK_WRITE, .moves = true},
     [MT_OP_PASS] = {"pass", MT_Q_NET, .moves = true},
     [MT_OP_SHARE] = {"share", MT_Q_NET, .moves = true},
+    [MT_OP_RENEW] = {"renew", MT_Q_NET},
     [MT_OP_COUNTS] = {"counts", MT_Q_NET},
 };
 

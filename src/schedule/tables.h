@@ -199,6 +199,7 @@ enum mt_opcode {
     MT_OP_WRITE,      /* object of host staging to its home on the disk */
     MT_OP_PASS,       /* sum of groups, from its home on one host to that on another */
     MT_OP_SHARE,      /* gradient as cast, or states changed on a device, from planes of one host to all others' */
+    MT_OP_RENEW,      /* weights of a unit, from the host that has updated it to all others */
     MT_OP_COUNTS,     /* rows that experts have in a group, from one host to others, whose BALANCE adds them up */
     MT_N_OPCODES,
 };

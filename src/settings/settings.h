@@ -229,6 +229,11 @@ enum mt_update_order { MT_UPDATE_AUTO, MT_UPDATE_FORWARD, MT_UPDATE_BACKWARD };
 enum mt_map { MT_MAP_AUTO, MT_MAP_UNITS, MT_MAP_DATA };
 #define MT_MAP_NAMES "auto|units|data"
 
+/** What several hosts keep of the state. Owned: each unit's states are on one of them, which updates it and sends the
+ * others its weights. Whole: all are on each, which update all. */
+enum mt_host_states { MT_HOST_STATES_OWNED, MT_HOST_STATES_WHOLE };
+#define MT_HOST_STATES_NAMES "owned|whole"
+
 /** Which host memory is pinned, so that a GPU copies from and to it directly. Auto: all. */
 enum mt_pin { MT_PIN_AUTO, MT_PIN_ALL, MT_PIN_STAGING };
 #define MT_PIN_NAMES "auto|all|staging"
@@ -270,6 +275,7 @@ struct mt_placement {
     enum mt_map map;             /* how they do */
     int64_t hosts;               /* that share the groups, each with so many lanes; 0: one */
     int64_t host;                /* which of them this is */
+    enum mt_host_states host_states;
     int64_t threads;             /* of compute and of the optimizer, or MT_AUTO */
     struct mt_size device_budget, host_budget; /* in bytes once resolved */
     bool poison;                 /* tests: overwrite dead buffers, so that a stale read becomes a NaN */

@@ -161,14 +161,19 @@ int mt_cluster_note(mt_cluster *c, int rc)
 
 /* --- the first ------------------------------------------------------------------------------------------------- */
 
-/* Call under lock. */
-int mt_cluster_tell_all(mt_cluster *c, const void *data, size_t bytes, struct mt_err *err)
+int mt_cluster_ready(mt_cluster *c, struct mt_err *err)
 {
     int rc = c->rc;
     if (rc && err)
         *err = c->why;
     if (!rc && c->broken)
         rc = mt_fail(err, MT_ERR_RUNTIME, -ECONNABORTED, "the other hosts have ended");
+    return rc;
+}
+
+int mt_cluster_tell_all(mt_cluster *c, const void *data, size_t bytes, struct mt_err *err)
+{
+    int rc = mt_cluster_ready(c, err);
     for (int to = 1; to < mt_net_size(c->net) && !rc; to++)
         rc = mt_net_send(c->net, to, data, bytes, err);
     return mt_cluster_note(c, rc);
@@ -328,13 +333,17 @@ void mt_cluster_end(mt_cluster *c, int rc)
 
 /* --- the others ------------------------------------------------------------------------------------------------ */
 
-/* The next command that is not a sign of life. */
+/* The next command that is not a sign of life. The first may be waiting for another host, which it would name. */
 int mt_cluster_next(mt_cluster *c, struct mt_cluster_command *what, struct mt_err *err)
 {
     int rc;
+    if (c->timeout > 0)
+        mt_net_set_deadline(c->net, 2 * c->timeout);
     do
         rc = mt_cluster_note(c, mt_net_recv(c->net, 0, what, sizeof(*what), err));
     while (!rc && what->op == MT_CLUSTER_BEAT);
+    if (c->timeout > 0)
+        mt_net_set_deadline(c->net, c->timeout);
     c->over = !rc && what->op == MT_CLUSTER_END;
     c->code = c->over ? (int)what->at : 0;
     return rc;

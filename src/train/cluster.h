@@ -8,7 +8,8 @@
  * The hosts of a run, as a launcher has started them, one process each. The first leads: it reads the configuration,
  * decides, evaluates what is to be done next, writes checkpoints, metrics and logs. The others follow: they take the
  * configuration and the weights from the first, and make the steps and evaluations that it names, on their own copy
- * of the data. A follower keeps no files, and needs only the model's config.json and the data.
+ * of the data. A follower keeps no files, and needs only the model's config.json and the data. Where each unit's states
+ * are on one host alone, the first reads and writes them there, window by window, when it loads and saves.
  *
  * Between what all do together a thread of the first tells the others that it is there: a long save is no lost host.
  */
@@ -32,7 +33,9 @@ bool mt_cluster_leads(const mt_cluster *c);
  * the error.
  */
 int mt_cluster_send_config(mt_cluster *c, const struct mt_setup *s, struct mt_err *err);
-/** Sends the weights and states, and how many updates they have had. */
+/** Moves a part of a plane to or from the host that has it (struct mt_plane_move); setup: the struct mt_setup. */
+int mt_cluster_move(void *setup, const struct mt_plane_part *part, struct mt_err *err);
+/** Sends the weights and states that all hosts have, and how many updates they have had. */
 int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struct mt_train_state *st,
                           struct mt_err *err);
 /** Sends what the training state has of its reference, if it has any (reference.h). c NULL: no effect. */
@@ -45,10 +48,16 @@ int mt_cluster_send_reference(mt_cluster *c, const struct mt_train_state *st, st
  */
 int mt_cluster_compare_weights(mt_cluster *c, const struct mt_session *s, bool frozen, struct mt_err *err);
 /**
- * Before an engine's step with the data of step `at`, an evaluation of that step of data.eval or of a set of eval.sets,
+ * Before an engine's step with the data of step `at`, a flush, an evaluation of that step of data.eval or of a set of eval.sets,
  * or one of the training's data: the others do the same. Call mt_cluster_end() after it. c NULL: no effect.
  */
-enum mt_cluster_act { MT_CLUSTER_STEP, MT_CLUSTER_EVAL, MT_CLUSTER_EVAL_SET, MT_CLUSTER_EVAL_TRAINING };
+enum mt_cluster_act {
+    MT_CLUSTER_STEP,
+    MT_CLUSTER_FLUSH,
+    MT_CLUSTER_EVAL,
+    MT_CLUSTER_EVAL_SET,
+    MT_CLUSTER_EVAL_TRAINING
+};
 struct mt_cluster_do {
     enum mt_cluster_act act;
     uint64_t at;

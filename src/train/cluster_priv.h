@@ -14,16 +14,20 @@ enum {
     MT_CLUSTER_STATE,
     MT_CLUSTER_REFERENCE,
     MT_CLUSTER_WEIGHTS,
+    MT_CLUSTER_GET, /* and PUT: a part of a plane that the first does not have */
+    MT_CLUSTER_PUT,
     MT_CLUSTER_END
 };
 
 /* What the first tells the others to do, besides enum mt_cluster_act. */
 struct mt_cluster_command {
     int64_t op;
-    uint64_t at;       /* step of the data; of a text its bytes; REFERENCE: numbers; of END the exit code */
+    uint64_t at;       /* step of the data; of a text its bytes; REFERENCE: numbers; GET, PUT: the first byte; of END
+                          the exit code */
     double lr;
     uint64_t data[3];  /* CONFIG: hashes of the data, and bytes of what follows; STATE: updates, and
-                          those before the states were new; EVAL_SET: which set */
+                          those before the states were new; EVAL_SET: which set; GET, PUT: unit, kind of
+                          plane, bytes */
 };
 
 struct mt_cluster {
@@ -46,7 +50,9 @@ struct mt_cluster {
 
 /* Hosts that fail where others wait are apart: returns rc. */
 int mt_cluster_note(mt_cluster *c, int rc);
-/* The first, under the lock: the same bytes to all others. */
+/* The first, under the lock: whether the others can be told anything. */
+int mt_cluster_ready(mt_cluster *c, struct mt_err *err);
+/* The same bytes to all others. */
 int mt_cluster_tell_all(mt_cluster *c, const void *data, size_t bytes, struct mt_err *err);
 /* The others: the next command that is not a sign of life. */
 int mt_cluster_next(mt_cluster *c, struct mt_cluster_command *what, struct mt_err *err);

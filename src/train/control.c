@@ -4,6 +4,7 @@
 #include <errno.h>
 
 #include "base/clock.h"
+#include "train/cluster.h"
 
 void mt_train_phase(struct mt_train_control *c, const char *phase)
 {
@@ -50,6 +51,12 @@ bool mt_is_doubtful(uint64_t step)
 
 int mt_train_flush(const struct mt_train_params *p, struct mt_err *err)
 {
-    int rc = mt_engine_flush(p->session->engine, err);
+    const struct mt_setup *s = p->session->setup;
+    struct mt_cluster *others = s->choice.engine.program.owned ? s->cluster : NULL; /* each has its part to do */
+    int rc = mt_cluster_begin(others, &(struct mt_cluster_do){.act = MT_CLUSTER_FLUSH}, err);
+    if (rc)
+        return rc;
+    rc = mt_engine_flush(p->session->engine, err);
+    mt_cluster_end(others, rc);
     return rc ?: mt_engine_check_learner(p->session->engine, p->learner, err);
 }

@@ -40,15 +40,67 @@ static int pass_plane(mt_cluster *c, const struct mt_session *s, size_t unit, en
     return rc;
 }
 
-/* All planes of a session but gradients, one after the other. */
+/* Of each unit's planes those that all hosts have. */
+static bool is_common(const struct mt_session *s, size_t unit, int k)
+{
+    return !(s->setup->choice.engine.owned[unit] >> k & 1);
+}
+
+/* These of a session but gradients, one after the other. */
 static int pass_planes(mt_cluster *c, const struct mt_session *s, bool sends, struct mt_err *err)
 {
     int rc = 0;
     for (size_t u = 0; u < s->setup->choice.layout->n_units && !rc; u++)
         for (int k = 0; k < MT_N_PLANES && !rc; k++)
-            if (k != MT_PLANE_GRAD)
+            if (k != MT_PLANE_GRAD && is_common(s, u, k))
                 rc = mt_cluster_note(c, pass_plane(c, s, u, (enum mt_plane_kind)k, sends, NULL, err));
     return rc ?: mt_cluster_note(c, mt_planes_settle(s->planes, err));
+}
+
+int mt_cluster_move(void *setup, const struct mt_plane_part *part, struct mt_err *err)
+{
+    const struct mt_setup *s = setup;
+    mt_cluster *c = s->cluster;
+    const int owner = mt_program_owner(&s->choice.engine.program, part->unit);
+    struct mt_cluster_command what = {.op = part->write ? MT_CLUSTER_PUT : MT_CLUSTER_GET,
+                                      .data = {part->unit, part->kind}};
+    pthread_mutex_lock(&c->lock);
+    int rc = mt_cluster_ready(c, err);
+    for (size_t done = 0; done < part->n && !rc; done += what.data[2]) {
+        char *p = (char *)part->mem + done;
+        what.at = part->at + done;
+        what.data[2] = MT_MIN(part->n - done, (size_t)MT_PLANE_WINDOW);
+        rc = mt_net_send(c->net, owner, &what, sizeof(what), err)
+          ?: part->write ? mt_net_send(c->net, owner, p, what.data[2], err)
+                         : mt_net_recv(c->net, owner, p, what.data[2], err);
+    }
+    mt_cluster_note(c, rc);
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+/* GET or PUT, on the host that has the plane. */
+static int serve(mt_cluster *c, const struct mt_session *s, const struct mt_cluster_command *what, struct mt_err *err)
+{
+    const size_t unit = what->data[0], at = what->at, n = what->data[2];
+    const enum mt_plane_kind k = (enum mt_plane_kind)what->data[1];
+    int rc = c->window ? 0 : MT_NEW(&c->window, MT_PLANE_WINDOW, "a plane on its way", err);
+    if (what->op == MT_CLUSTER_GET)
+        return rc ?: mt_planes_read_bytes(s->planes, unit, k, at, n, c->window, err)
+                  ?: mt_net_send(c->net, 0, c->window, n, err);
+    return rc ?: mt_net_recv(c->net, 0, c->window, n, err)
+              ?: mt_planes_write_bytes(s->planes, unit, k, at, n, c->window, err);
+}
+
+/* The next command but those for planes, which are obeyed. */
+static int next_act(mt_cluster *c, const struct mt_session *s, struct mt_cluster_command *what, struct mt_err *err)
+{
+    int rc;
+    do
+        rc = mt_cluster_next(c, what, err);
+    while (!rc && (what->op == MT_CLUSTER_GET || what->op == MT_CLUSTER_PUT) &&
+           !(rc = mt_cluster_note(c, serve(c, s, what, err))));
+    return rc;
 }
 
 /* What is read in place has to be the same on all hosts, tensor by tensor. */
@@ -108,11 +160,12 @@ int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struc
 
 /* --- the weights, at each save -------------------------------------------------------------------------------- */
 
-/* Of a unit's masters: what differs may be below the half that devices read in bf16. */
+/* Of a unit's masters: what differs may be below the half that devices read in bf16, if all have that. */
 static int sum_unit(mt_cluster *c, const struct mt_session *s, size_t unit, uint64_t *sum, struct mt_err *err)
 {
     *sum = 0;
-    return pass_plane(c, s, unit, MT_PLANE_HI, false, sum, err) ?: pass_plane(c, s, unit, MT_PLANE_LO, false, sum, err);
+    int rc = pass_plane(c, s, unit, MT_PLANE_HI, false, sum, err);
+    return rc || !is_common(s, unit, MT_PLANE_LO) ? rc : pass_plane(c, s, unit, MT_PLANE_LO, false, sum, err);
 }
 
 static int tell_weights(mt_cluster *c, struct mt_session *s, bool frozen, struct mt_err *err)
@@ -120,6 +173,7 @@ static int tell_weights(mt_cluster *c, struct mt_session *s, bool frozen, struct
     int rc = mt_engine_flush(s->engine, err);
     if (!rc && frozen)
         rc = mt_session_check_frozen(s, err);
+    rc = rc ?: mt_guard_check_trained(s->guard, err);
     for (size_t u = 0; u < s->setup->choice.layout->n_units && !rc; u++) {
         uint64_t sum;
         rc = sum_unit(c, s, u, &sum, err) ?: mt_net_send(c->net, 0, &sum, sizeof(sum), err);
@@ -229,7 +283,7 @@ static int act(const mt_cluster *c, struct mt_session *s, const struct mt_cluste
 static int take_state(mt_cluster *c, struct mt_session *s, struct mt_setup *setup, struct mt_err *err)
 {
     struct mt_cluster_command what;
-    int rc = mt_cluster_next(c, &what, err);
+    int rc = next_act(c, s, &what, err);
     if (rc || c->over)
         return rc;
     if (what.op != MT_CLUSTER_STATE)
@@ -251,10 +305,11 @@ int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_setup *setu
     atomic_store(&control->begun, true);
     while (!rc && !c->over) {
         struct mt_cluster_command what;
-        rc = mt_cluster_next(c, &what, err);
+        rc = next_act(c, s, &what, err);
         if (!rc && !c->over)
             rc = mt_cluster_note(c, what.op == MT_CLUSTER_REFERENCE ? take_reference(c, s, what.at, err)
                                     : what.op == MT_CLUSTER_WEIGHTS ? tell_weights(c, s, what.at, err)
+                                    : what.op == MT_CLUSTER_FLUSH   ? mt_engine_flush(s->engine, err)
                                                                     : act(c, s, &what, err));
     }
     atomic_store(&control->engine, NULL);

@@ -243,7 +243,8 @@ int mt_saves_settle(const struct mt_train_params *p, enum mt_settle how, bool *l
 {
     struct mt_session *s = p->session;
     int rc = mt_train_flush(p, err);
-    *lost = !mt_engine_whole(s->engine) || mt_engine_check_learner(s->engine, p->learner, NULL);
+    *lost = (rc && s->setup->choice.engine.program.owned) || !mt_engine_whole(s->engine) ||
+            mt_engine_check_learner(s->engine, p->learner, NULL);
     while (!rc && how == MT_SETTLE_WAIT && s->second_look && !mt_second_look_over(s->second_look) && !is_stopped(p))
         usleep(1000);
     rc = rc ?: found(mt_session_look_again(s, how == MT_SETTLE_LAST, err), lost)

@@ -318,11 +318,10 @@ int mt_setup_plane_params(const struct mt_setup *s, struct mt_plane_set_params *
     int rc = mt_layout_plane_params(p, s->choice.layout, s->request.train ? n->optimizer : NULL, n->grad_dtype, err);
     if (!rc)
         mt_engine_plan_trim(&s->choice.engine, p);
-    p->on_disk = s->choice.engine.on_disk;
-    p->in_files = s->choice.engine.in_files;
+    if (s->cluster && mt_cluster_leads(s->cluster))
+        p->move = (struct mt_plane_move){mt_cluster_move, (void *)s};
     p->sums = s->choice.placement.nvme_checksums;
     p->numa = &s->numa;
-    p->piece_elems = s->choice.engine.program.piece_elems;
     return rc;
 }
 

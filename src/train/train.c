@@ -335,6 +335,8 @@ static int run_step(struct run *r)
     if (mt_is_doubtful(r->loop->st->step + 1))
         mt_setup_doubt(r->loop->setup);
     int rc = make_whole_step(r, &err);
+    if (rc && first_live(r) && r->loop->setup->choice.engine.program.owned)
+        mt_warn("what other hosts own of the state is lost with this step: go on from the last checkpoint with --resume");
     if (rc && first_live(r))
         fail_all(r, mt_engine_whole(r->loop->s->engine), rc, &err);
     if (rc)

@@ -21,6 +21,7 @@ MPIRUN = os.environ.get("MEGATRAIN_TEST_MPIRUN", "mpirun")
 OPEN_MPI = "Open MPI" in subprocess.run([MPIRUN, "--version"], capture_output=True, text=True).stdout
 LAUNCH = [MPIRUN, *(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if OPEN_MPI else [])]
 RANK = b"OMPI_COMM_WORLD_RANK" if OPEN_MPI else b"PMI_RANK"
+STATES = {"weights (hi)", "weights (lo)", "first moments", "second moments", "gradients"}
 KEYS = {"train__steps": STEPS, "train__batch_size": 7, "train__micro_batch": 1, "train__groups": 4, "device__cpu_threads": 1}
 
 
@@ -100,6 +101,7 @@ def hosts_have_the_bits_of_one(tmp):
              "mixture": {"model__path": mixture, "memory__expert_group": 3, "memory__slots": 2},
              "balanced": {"model__path": mixtures, "train__router_aux_loss": 0.01, "train__steps": 2},
              "teacher": {"train__objective": "distill", "distill__teacher": teacher(tmp, model, data), "distill__top": 5},
+             "whole": {"optimizer__type": "muon", "train__grad_clip": 0, "train__steps": 3, "cluster__states": "whole"},
              **{kind: {"optimizer__type": kind, "train__grad_clip": 0, "train__steps": 3} for kind in directions}}
     twice = set(kinds) if FULL else {"f32", "balanced", "muon"} # the others on three hosts
     for kind, over in kinds.items() if OPEN_MPI or FULL else [("f32", kinds["f32"]), ("muon", kinds["muon"])]:
@@ -193,11 +195,11 @@ def they_go_on_with_other_numbers(tmp):
     one, ini = ini_of(tmp, "one", model, data, **over)
     megatrain("run", ini)
     many, ini = ini_of(tmp, "many", model, data, **over)
-    mpirun(2, "run", ini, "--max-steps=2")
+    mpirun(4, "run", ini, "--max-steps=2") # each deals units, whose states are on one host, anew
     megatrain("run", ini, "--resume", "--max-steps=2")
     mpirun(3, "run", ini, "--resume")
     assert losses(many) == losses(one)
-    compare(os.path.join(one, "checkpoint-6"), os.path.join(many, "checkpoint-6"), "2, 1, then 3 hosts")
+    compare(os.path.join(one, "checkpoint-6"), os.path.join(many, "checkpoint-6"), "4, 1, then 3 hosts")
     assert "same build, configuration" not in mpirun(2, "run", ini, "--resume"), "nothing is left to do"
     if FULL: # as many as there can be, of 16 devices
         over = {"train__groups": 16, "train__batch_size": 20, "train__steps": 2}
@@ -400,7 +402,8 @@ def a_host_that_differs_is_refused_or_found(tmp):
     wide = read_safetensors(os.path.join(weights + "-f32", "model.safetensors"))[name][2]
     low = b"".join(wide[i:i + 2] for i in range(len(wide) // 2, len(wide) // 2 + 512, 4)) # of masters, below bf16
     for kind, folder, what in (("high", weights, middle_of(weights, name)), ("low", weights + "-f32", low)):
-        still = {"model__path": folder, "model__init": "weights", "train__learning_rate": 0, "model__dtype": "bf16"}
+        still = {"model__path": folder, "model__init": "weights", "train__learning_rate": 0, "model__dtype": "bf16",
+                 "cluster__states": "whole"} # else their owner sends such weights in each step
         out, ini = endless(tmp, f"drifts-{kind}", model, data, **still)
         p = mpirun(3, "run", ini, wait=False)
         wait_for_steps(out, 2, p)
@@ -442,6 +445,8 @@ def plans_know_what_crosses(tmp):
         each = crosses / p["trained_parameters"] # of two hosts: sums in FP32 one way, and the gradient in bf16
         assert abs(each - 6) < 0.01 if p["hosts"] == 2 else each > 8, each
         assert abs(p["efficiency"] * p["hosts"] * p["step_seconds"] / p["step_seconds_of_one_host"] - 1) < 1e-6
+        states = sum(r["bytes"] for r in p["memory"] if r["tier"] == "host" and r["use"] in STATES)
+        assert abs(states / p["trained_parameters"] / (2 + 12 / p["hosts"]) - 1) < 0.05, (p["hosts"], states)
     assert 1 > fast["efficiency"] > 0.7 > slow["efficiency"] > four["efficiency"] > 0, (fast, slow, four)
     for args, say in ((("--hosts", 3), "set train.groups to a power of two, at least 3"), (("--net", "5Gb/s"), "give --hosts"),
                       (("--hosts", 2, "--net", "5"), "no rate")):

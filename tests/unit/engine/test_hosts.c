@@ -160,6 +160,30 @@ static int train(mt_engine *e, const struct host *h)
     return rc ? rc : evaluate(e, h->o);
 }
 
+/* Planes that another host has: this one does without. */
+static int nowhere(void *, const struct mt_plane_part *part, struct mt_err *)
+{
+    if (!part->write)
+        memset(part->mem, 0, part->n);
+    return 0;
+}
+
+/* The planes that the engine has on this host. */
+static int make_planes(mt_plane_set **out, const struct mt_engine_params *p, struct mt_err *err)
+{
+    MT_CLOSED_BY(mt_engine_plan_finish) struct mt_engine_plan plan = {0};
+    struct mt_plane_set_params pp = {.elems = NULL};
+    int rc = mt_engine_plan(&plan, p, err);
+    if (!rc)
+        rc = mt_layout_plane_params(&pp, p->layout, p->numerics.optimizer, p->numerics.grad_dtype, err);
+    if (!rc)
+        mt_engine_plan_trim(&plan, &pp);
+    pp.move.fn = nowhere;
+    rc = rc ? rc : mt_plane_set_create(out, &pp, err);
+    free(pp.elems);
+    return rc;
+}
+
 /* A host, from an empty process to its weights. */
 static void *run_host(void *arg)
 {
@@ -170,7 +194,6 @@ static void *run_host(void *arg)
     mt_device *dev[MOST_LANES] = {NULL};
     mt_plane_set *planes = NULL;
     mt_engine *engine = NULL;
-    struct mt_plane_set_params pp = {.elems = NULL};
     const struct mt_optimizer *adamw = mt_optimizer_find("adamw", MT_STATE_F32, NULL);
     const struct mt_numerics numerics = {.dtype = s->dtype, .grad_dtype = s->grad, .logits_chunk = 64, .optimizer = adamw,
                                          .optimizer_keys = {0.9, 0.99, 1e-8, 0.1}, .grad_clip = 0.5, .groups = MICRO};
@@ -179,19 +202,17 @@ static void *run_host(void *arg)
     for (int i = 0; i < MT_MAX(s->placement.lanes, 1) && !rc; i++)
         rc = mt_device_create(&dev[i], &(struct mt_device_params){.kind = "cpu", .n_threads = 1, .budget_bytes = DEVICE_BYTES},
                               &o->err);
-    if (!rc)
-        rc = mt_layout_plane_params(&pp, layout, adamw, s->grad, &o->err);
-    if (!rc)
-        rc = mt_plane_set_create(&planes, &pp, &o->err);
-    free(pp.elems);
-    if (!rc)
-        rc = mt_weights_init_random(layout, planes, 1, 1, &o->err);
     struct mt_engine_params p = {
-        .dev = dev[0], .other_dev = &dev[1], .layout = layout, .planes = planes, .numerics = numerics,
+        .dev = dev[0], .other_dev = &dev[1], .layout = layout, .numerics = numerics,
         .placement = s->placement, .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO, .train = true,
         .host_bytes = UINT64_MAX, .net = h->net};
     p.placement.hosts = s->hosts;
     p.placement.host = h->number;
+    if (!rc)
+        rc = make_planes(&planes, &p, &o->err);
+    p.planes = planes;
+    if (!rc)
+        rc = mt_weights_init_random(layout, planes, 1, 1, &o->err);
     if (!rc)
         rc = mt_engine_create(&engine, &p, &o->err);
     if (!rc)
@@ -229,6 +250,28 @@ static void run(const struct setting *s, struct outcome o[MOST_HOSTS], double de
     run_faulty(s, o, deadline, NULL);
 }
 
+/* Of weights that another host updates a host may have no more than the half that devices read. */
+static void compare_masters(const struct setting *s, const struct outcome *many, const struct outcome *one)
+{
+    const bool owned = s->placement.host_states == MT_HOST_STATES_OWNED, half = owned && s->dtype == MT_BF16;
+    size_t n_exact = 0;
+    for (size_t i = 0; i < one->n; i++) {
+        uint32_t want, have;
+        bool any = false;
+        memcpy(&want, &one->masters[i], sizeof(want));
+        for (int host = 0; host < s->hosts; host++) {
+            memcpy(&have, &many[host].masters[i], sizeof(have));
+            if (have != want && !(half && have == ((want + 0x8000) & 0xffff0000)))
+                fail_msg("host %d of %d: weight %zu is %08x, alone %08x", host, s->hosts, i, have, want);
+            any |= have == want;
+            n_exact += have == want;
+        }
+        if (!any)
+            fail_msg("no host of %d has weight %zu", s->hosts, i);
+    }
+    assert_true(half ? n_exact < 2 * one->n : n_exact == (size_t)s->hosts * one->n); /* each has one owner, by and large */
+}
+
 static void compare(const struct setting *s, const struct outcome *one)
 {
     struct outcome many[MOST_HOSTS];
@@ -240,12 +283,15 @@ static void compare(const struct setting *s, const struct outcome *one)
         assert_memory_equal(o->loss, one->loss, sizeof(o->loss));
         assert_memory_equal(o->norm, one->norm, sizeof(o->norm));
         assert_true(o->eval == one->eval && o->asked && o->whole && o->n == one->n);
-        assert_memory_equal(o->masters, one->masters, o->n * sizeof(float));
-        free(o->masters);
     }
+    compare_masters(s, many, one);
+    for (int i = 0; i < s->hosts; i++)
+        free(many[i].masters);
 }
 
 static const struct mt_placement plain = {.slots = 2, .activations = MT_ACT_RECOMPUTE, .poison = true, .threads = 1};
+static const struct mt_placement whole = {.slots = 2, .activations = MT_ACT_RECOMPUTE, .poison = true, .threads = 1,
+                                          .host_states = MT_HOST_STATES_WHOLE};
 static const struct mt_placement other = {.slots = 4, .activations = MT_ACT_KEEP, .poison = true, .threads = 1, .lanes = 2,
                                           .map = MT_MAP_DATA, .embedding = MT_EMBEDDING_HOST};
 
@@ -260,37 +306,43 @@ TEST(hosts_have_the_bits_of_one)
         if (one->rc)
             fail_msg("%s", one->err.msg);
         assert_true(one->loss[0] > 0 && one->norm[0] > 0 && one->n > 0);
-        for (s.hosts = 2; s.hosts <= MOST_HOSTS; s.hosts++) {
-            s.placement = s.hosts == 2 ? other : plain;
-            compare(&s, one);
-        }
+        for (s.hosts = 2; s.hosts <= MOST_HOSTS; s.hosts++)
+            for (int w = 0; w < 2; w++) { /* each unit's states on one host, or on all */
+                s.placement = s.hosts == 2 ? other : plain;
+                s.placement.host_states = w ? MT_HOST_STATES_WHOLE : MT_HOST_STATES_OWNED;
+                if (w == (v & 1) || s.hosts == 3)
+                    compare(&s, one);
+            }
         free(one->masters);
     }
 }
 
 TEST(a_lost_host_ends_the_others)
 {
-    struct setting s = {.dtype = MT_F32, .grad = MT_F32, .placement = plain, .hosts = 3, .lost = 1};
+    struct setting s = {.dtype = MT_F32, .grad = MT_F32, .hosts = 3, .lost = 1};
     struct outcome o[MOST_HOSTS];
     read_config(&s.cfg, false);
-    run(&s, o, patience(1));
-    for (int i = 0; i < s.hosts; i++) {
-        if (i == s.lost)
-            continue;
-        assert_true(o[i].rc == -ETIMEDOUT || o[i].rc == -ECONNABORTED); /* the second may hear of it from the first */
-        assert_true(o[i].whole); /* as after the first step: it can be saved */
-        assert_non_null(strstr(o[i].err.msg, "host"));
-        free(o[i].masters);
+    for (int w = 0; w < 2; w++) {
+        s.placement = w ? whole : plain;
+        run(&s, o, patience(1));
+        for (int i = 0; i < s.hosts; i++) {
+            free(o[i].masters);
+            if (i == s.lost)
+                continue;
+            assert_true(o[i].rc == -ETIMEDOUT || o[i].rc == -ECONNABORTED); /* the second may hear of it from the first */
+            assert_true(o[i].whole == w); /* as after the first step: it can be saved, if it is all here */
+            assert_non_null(strstr(o[i].err.msg, "host"));
+        }
     }
-    free(o[s.lost].masters);
 }
 
 /* A send of a host is lost, late, changed, cut or doubled, at several moments of a run: every host ends, those that fail
- * say which host it was, and the planes of all are as after a whole step. Only what is late changes nothing. */
-TEST(faults_between_hosts_end_a_step_and_nothing_else)
+ * say which host it was, and the planes of all are as after a whole step, unless each has only its own: then none says
+ * so. Only what is late changes nothing. */
+static void seed_faults(int w)
 {
     static const char *const name[MT_N_NET_FAULTS] = {"dropped", "late", "flipped", "short", "doubled", "silent"};
-    struct setting s = {.dtype = MT_F32, .grad = MT_F32, .placement = plain, .hosts = 3, .lost = -1};
+    struct setting s = {.dtype = MT_F32, .grad = MT_F32, .placement = w ? whole : plain, .hosts = 3, .lost = -1};
     struct outcome one[MOST_HOSTS], o[MOST_HOSTS];
     size_t sends = 0;
     struct mt_net_fault f = {.host = 1, .nth = SIZE_MAX, .seconds = 0.05, .sends = &sends};
@@ -300,24 +352,30 @@ TEST(faults_between_hosts_end_a_step_and_nothing_else)
     assert_true(!one[0].rc && n > 40);
     for (f.kind = 0; f.kind < MT_N_NET_FAULTS; f.kind++) {
         bool lost = f.kind == MT_NET_DROPPED || f.kind == MT_NET_SILENT, late = f.kind == MT_NET_LATE;
-        size_t tried = 0, failed = 0, whole = 0, same = 0, named = 0;
+        size_t tried = 0, failed = 0, n_whole = 0, same = 0, named = 0;
         for (f.nth = n / 7; f.nth + 2 < n; f.nth += n / 3) {
             run_faulty(&s, o, lost ? patience(0.3) : 60, &f);
             for (int i = 0; i < s.hosts; i++) {
                 tried++;
                 failed += o[i].rc != 0;
                 named += o[i].rc && strstr(o[i].err.msg, "host ");
-                whole += o[i].whole;
+                n_whole += o[i].whole;
                 same += !o[i].rc && o[i].n == one->n && !memcmp(o[i].masters, one->masters, one->n * sizeof(float));
                 free(o[i].masters);
             }
         }
-        print_message("%-8s %zu hosts: %zu failed and %zu named one, %zu whole, %zu with the bits\n", name[f.kind], tried, failed,
-                      named, whole, same);
-        assert_true(whole == tried && named == failed && failed == (late ? 0 : tried) && same == (late ? tried : 0));
+        print_message("%-8s %s %zu hosts: %zu failed and %zu named one, %zu whole, %zu with the bits\n", name[f.kind],
+                      w ? "whole" : "owned", tried, failed, named, n_whole, same);
+        assert_true(n_whole == (w ? tried : tried - failed) && named == failed && failed == (late ? 0 : tried) && same == (late ? tried : 0));
     }
     for (int i = 0; i < s.hosts; i++)
         free(one[i].masters);
+}
+
+TEST(faults_between_hosts_end_a_step_and_nothing_else)
+{
+    seed_faults(0);
+    seed_faults(1);
 }
 
 TEST_GROUP(set_up, tear_down)

@@ -27,7 +27,7 @@ TEST(lanes_add_up_equal_shares_in_the_order_of_backward)
         struct mt_layout l;
         size_t load[4] = {0};
         make(shape, unit, &l, ATTENTION, MLP);
-        mt_map_gradients(shape, &l, n_lanes);
+        mt_map_gradients(shape, &l, n_lanes, false);
         for (size_t u = UNITS - 2; u > 0; u--) {
             size_t most = 0, least = SIZE_MAX;
             assert_true(shape[u].lane_back < n_lanes);
@@ -48,7 +48,7 @@ TEST(lanes_take_turns_at_equal_units)
     struct mt_unit unit[UNITS];
     struct mt_layout l;
     make(shape, unit, &l, MLP, MLP);
-    mt_map_gradients(shape, &l, 3);
+    mt_map_gradients(shape, &l, 3, false);
     for (size_t u = 0; u < UNITS; u++)
         assert_int_equal(shape[u].lane_back, u % 3);
 }

@@ -20,7 +20,8 @@ static void make_variant(struct fixture *f, uint32_t *seed, int hosts, int own)
     f->tied = next_random(seed) & 1;
     f->p.cast = next_random(seed) & 1;
     f->p.poison = next_random(seed) & 1;
-    f->p.gather = next_random(seed) & 1;
+    f->p.owned = next_random(seed) & 1;
+    f->p.gather = next_random(seed) & 1 && !f->p.owned;
     f->p.join = next_random(seed) & 1;
     f->p.n_lanes = hosts * own;
     f->p.by_data = true;
@@ -62,6 +63,23 @@ static size_t count_shared(const struct mt_program *p)
     return n;
 }
 
+static size_t count_written_weights(const struct mt_program *p)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < p->n_instrs; i++)
+        n += p->instrs[i].op == MT_OP_WRITE && p->objects[p->instrs[i].operand[0].object].kind == MT_OBJ_STAGED;
+    return n;
+}
+
+/* Units with a pending update. */
+static size_t count_updated(const struct mt_program *p)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < p->n_instrs; i++)
+        n += p->instrs[i].op == MT_OP_UPDATE && !p->instrs[i].piece;
+    return n;
+}
+
 TEST(hosts_together_compute_what_one_would)
 {
     static uint64_t one[MOST_WRITES], many[MOST_WRITES];
@@ -76,6 +94,7 @@ TEST(hosts_together_compute_what_one_would)
         assert_int_equal(build_and_check(&f, &whole, NULL), 0);
         f.p.n_hosts = hosts;
         build_hosts(&s, f.p);
+        const bool owned = f.p.owned;
         size_t n = list_writes(&whole, one, 0), m = 0;
         for (int i = 0; i < hosts; i++)
             m = list_writes(&s.of[i], many, m);
@@ -83,11 +102,14 @@ TEST(hosts_together_compute_what_one_would)
         qsort(one, n, sizeof(*one), compare);
         qsort(many, n, sizeof(*many), compare);
         assert_memory_equal(one, many, n * sizeof(*one));
-        assert_int_equal(count_all(&s, MT_OP_SHARE), (size_t)hosts * count_shared(&whole));
+        assert_int_equal(count_all(&s, MT_OP_SHARE), owned ? 0 : (size_t)hosts * count_shared(&whole));
+        assert_int_equal(count_all(&s, MT_OP_RENEW), owned ? (size_t)hosts * count_updated(&whole) : 0);
+        const size_t each = owned ? 1 : (size_t)hosts; /* hosts that update a unit */
+        assert_int_equal(count_all(&s, MT_OP_UPDATE), each * count(&whole, MT_OP_UPDATE));
+        size_t weights = count_written_weights(&whole), states = count(&whole, MT_OP_WRITE) - weights;
+        assert_int_equal(count_all(&s, MT_OP_WRITE), (size_t)hosts * weights + each * states);
         passed += count_all(&s, MT_OP_PASS);
-        for (int i = 0; i < hosts; i++) { /* updates are everybody's */
-            assert_int_equal(count(&s.of[i], MT_OP_UPDATE), count(&whole, MT_OP_UPDATE));
-            assert_int_equal(count(&s.of[i], MT_OP_WRITE), count(&whole, MT_OP_WRITE));
+        for (int i = 0; i < hosts; i++) {
             assert_true(count(&s.of[i], MT_OP_READ) <= count(&whole, MT_OP_READ));
             idle += count(&whole, MT_OP_READ) - count(&s.of[i], MT_OP_READ);
             reads += count(&s.of[i], MT_OP_READ);
@@ -98,14 +120,15 @@ TEST(hosts_together_compute_what_one_would)
     assert_true(passed > 1000 && reads > 1000 && idle > 10);
 }
 
-/* A step of three hosts that has all kinds of messages. */
-static void make_three(struct step *s)
+/* A step of three hosts that has all kinds of messages, of units with owners or without. */
+static void make_three(struct step *s, bool owned)
 {
     struct fixture f;
     make(&f, 4, 8);
     f.p.n_lanes = f.p.n_hosts = 3;
     f.p.by_data = true;
     f.p.groups = (struct mt_groups){8, 8};
+    f.p.owned = owned;
     for (size_t u = 0; u < f.p.n_units; u++) {
         f.units[u].lane = f.units[u].lane_back = (uint8_t)(u % 3);
         f.units[u].moment_bytes = f.units[u].trainable ? 64 : 0;
@@ -200,6 +223,8 @@ static bool seed_fault(struct step *s, int host, size_t i, enum fault what)
         in->hosts = (uint16_t)(7 & ~(1u << host) & ~(1u << to));
         return true;
     case OTHER_OBJECT:
+        if (in->op == MT_OP_RENEW)
+            return false;
         in->operand[0].object = (in->operand[0].object + 1) % (int)s->of[host].n_objects;
         return true;
     case SHORT:
@@ -211,11 +236,11 @@ static bool seed_fault(struct step *s, int host, size_t i, enum fault what)
     }
 }
 
-TEST(a_fault_in_a_message_is_rejected)
+static void seed_all(bool owned)
 {
     struct step s;
     size_t n[N_FAULTS] = {0};
-    make_three(&s);
+    make_three(&s, owned);
     for (int host = 0; host < s.n; host++)
         for (size_t i = 0; i < s.of[host].n_instrs; i++)
             for (enum fault what = 0; what < N_FAULTS && s.of[host].instrs[i].sends; what++) {
@@ -234,12 +259,18 @@ TEST(a_fault_in_a_message_is_rejected)
     finish(&s);
 }
 
+TEST(a_fault_in_a_message_is_rejected)
+{
+    seed_all(false);
+    seed_all(true);
+}
+
 /* A wait of a message, or for one, that no other implies. */
-TEST(dropping_a_wait_is_rejected)
+static void drop_waits(bool owned)
 {
     struct step s;
     size_t tried = 0;
-    make_three(&s);
+    make_three(&s, owned);
     for (int host = 0; host < s.n; host++)
         for (size_t i = 0; i < s.of[host].n_instrs; i++)
             for (int q = 0; q < MT_MAX_QUEUES; q++) {
@@ -259,13 +290,19 @@ TEST(dropping_a_wait_is_rejected)
     finish(&s);
 }
 
+TEST(dropping_a_wait_is_rejected)
+{
+    drop_waits(false);
+    drop_waits(true);
+}
+
 /* Hosts that wait for each other: each sends what the other receives later. */
 TEST(a_circle_is_rejected)
 {
     struct step s;
     struct mt_err err = {0};
     size_t circles = 0;
-    make_three(&s);
+    make_three(&s, false);
     for (int host = 0; host < s.n; host++)
         for (size_t i = 0; i < s.of[host].n_instrs; i++) {
             struct mt_program was = copy_of(&s.of[host]);
