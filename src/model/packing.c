@@ -10,7 +10,7 @@ enum { ALIGN = 64, LANDING_ALIGN = 256 };
 
 /* Offsets in the unit's packed plane. */
 struct places {
-    size_t codes, code_bytes, scales, n_scales, nested, n_nested, map, offset, factor, values, note, end;
+    size_t at[MT_N_PIECES], code_bytes, n_scales, end;
 };
 
 static size_t rows_of(const struct mt_tensor *t)
@@ -33,26 +33,28 @@ static size_t take(size_t *at, size_t bytes)
 static struct places places_of(const struct mt_tensor *t)
 {
     size_t at = t->aux;
-    struct places p = {.codes = t->at,
+    struct places p = {.at[MT_PIECE_CODES] = t->at,
                        .code_bytes = mt_packed_code_bytes(t->packed, rows_of(t), cols_of(t)),
                        .n_scales = mt_packed_n_scales(t->packed, rows_of(t), cols_of(t))};
-    p.scales = take(&at, p.n_scales * mt_scale_size(t->scale));
+    p.at[MT_PIECE_SCALES] = take(&at, p.n_scales * mt_scale_size(t->scale));
     if (t->scale == MT_SCALE_NESTED) {
-        p.n_nested = mt_div_up(p.n_scales, MT_NF4_NESTED);
-        p.nested = take(&at, p.n_nested * sizeof(float));
-        p.map = take(&at, 256 * sizeof(float));
-        p.offset = take(&at, sizeof(float));
+        p.at[MT_PIECE_NESTED] = take(&at, mt_div_up(p.n_scales, MT_NF4_NESTED) * sizeof(float));
+        p.at[MT_PIECE_MAP] = take(&at, 256 * sizeof(float));
+        p.at[MT_PIECE_OFFSET] = take(&at, sizeof(float));
     }
     if (mt_packed_factor_name(t->scale))
-        p.factor = take(&at, sizeof(float));
-    if (t->packed == MT_PACKED_NF4) {
-        p.values = take(&at, 16 * sizeof(float));
-        p.note = take(&at, t->note_bytes);
-    }
-    if (t->packed == MT_PACKED_INT4)
-        p.note = take(&at, t->note_bytes);
+        p.at[MT_PIECE_FACTOR] = take(&at, sizeof(float));
+    if (t->packed == MT_PACKED_NF4)
+        p.at[MT_PIECE_VALUES] = take(&at, 16 * sizeof(float));
+    if (t->packed == MT_PACKED_NF4 || t->packed == MT_PACKED_INT4)
+        p.at[MT_PIECE_NOTE] = take(&at, t->note_bytes);
     p.end = at;
     return p;
+}
+
+size_t mt_packed_piece_at(const struct mt_tensor *t, enum mt_piece kind)
+{
+    return places_of(t).at[kind];
 }
 
 size_t mt_packing_lay_out(struct mt_layout *l, struct mt_unit *u)
@@ -70,10 +72,10 @@ size_t mt_packing_lay_out(struct mt_layout *l, struct mt_unit *u)
     return at;
 }
 
-static struct mt_packed_piece make_piece(const struct mt_tensor *t, const char *suffix, enum mt_st_dtype dtype,
-                                         size_t at, int n_dims, const size_t *dims)
+static struct mt_packed_piece make_piece(const struct mt_tensor *t, enum mt_piece kind, const char *suffix,
+                                         enum mt_st_dtype dtype, int n_dims, const size_t *dims)
 {
-    struct mt_packed_piece p = {.dtype = dtype, .n_dims = n_dims, .at = at};
+    struct mt_packed_piece p = {.kind = kind, .dtype = dtype, .n_dims = n_dims, .at = mt_packed_piece_at(t, kind)};
     p.bytes = mt_st_dtype_size(dtype);
     for (int i = 0; i < n_dims; i++) {
         p.shape[i] = (int64_t)dims[i];
@@ -83,54 +85,50 @@ static struct mt_packed_piece make_piece(const struct mt_tensor *t, const char *
     return p;
 }
 
+static struct mt_packed_piece codes_of(const struct mt_tensor *t, const struct mt_packed_format *f)
+{
+    bool words = t->packed == MT_PACKED_INT4, one_row = t->packed == MT_PACKED_NF4;
+    size_t bytes = mt_packed_code_bytes(t->packed, rows_of(t), cols_of(t)), row = bytes / rows_of(t);
+    const char *suffix = t->scale == MT_SCALE_E4M3 ? "" : f->codes_name;
+    return make_piece(t, MT_PIECE_CODES, suffix, f->bytes ? MT_ST_F8_E4M3 : words ? MT_ST_I32 : MT_ST_U8, 2,
+                      one_row ? (size_t[]){bytes, 1} : (size_t[]){rows_of(t), words ? row / sizeof(int32_t) : row});
+}
+
+static struct mt_packed_piece scales_of(const struct mt_tensor *t, const struct mt_packed_format *f)
+{
+    static const enum mt_st_dtype of[] = {[MT_SCALE_F32] = MT_ST_F32, [MT_SCALE_BF16] = MT_ST_BF16,
+                                          [MT_SCALE_E8M0] = MT_ST_F8_E8M0, [MT_SCALE_NESTED] = MT_ST_U8,
+                                          [MT_SCALE_E4M3] = MT_ST_F8_E4M3, [MT_SCALE_E4M3_OVER] = MT_ST_F8_E4M3};
+    size_t n = mt_packed_n_scales(t->packed, rows_of(t), cols_of(t));
+    size_t across = f->block ? mt_div_up(cols_of(t), f->block) : 1;
+    int n_dims = t->packed == MT_PACKED_NF4 ? 1 : t->packed == MT_PACKED_FP8T ? 0 : 2;
+    enum mt_st_dtype dtype = t->packed == MT_PACKED_MXFP4 ? MT_ST_U8 : of[t->scale];
+    return make_piece(t, MT_PIECE_SCALES, f->scales_name, dtype, n_dims,
+                      n_dims == 1 ? (size_t[]){n, 1} : (size_t[]){n / across, across});
+}
+
 int mt_packed_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct mt_tensor *t)
 {
-    static const enum mt_st_dtype scales[] = {[MT_SCALE_F32] = MT_ST_F32, [MT_SCALE_BF16] = MT_ST_BF16,
-                                              [MT_SCALE_E8M0] = MT_ST_F8_E8M0, [MT_SCALE_NESTED] = MT_ST_U8,
-                                              [MT_SCALE_E4M3] = MT_ST_F8_E4M3, [MT_SCALE_E4M3_OVER] = MT_ST_F8_E4M3};
-    bool over = t->scale == MT_SCALE_E4M3_OVER;
-    struct places p = places_of(t);
-    size_t rows = rows_of(t), cols = cols_of(t);
+    const struct mt_packed_format *f = &mt_packed_formats[t->packed];
+    const char *factor = mt_packed_factor_name(t->scale);
     int n = 0;
-    switch (t->packed) {
-    case MT_PACKED_FP8:
-        piece[n++] = make_piece(t, "", MT_ST_F8_E4M3, p.codes, 2, (size_t[]){rows, cols});
-        piece[n++] = make_piece(t, "_scale_inv", scales[t->scale], p.scales, 2,
-                                (size_t[]){mt_div_up(rows, MT_FP8_BLOCK), mt_div_up(cols, MT_FP8_BLOCK)});
-        break;
-    case MT_PACKED_FP8T:
-        piece[n++] = make_piece(t, "", MT_ST_F8_E4M3, p.codes, 2, (size_t[]){rows, cols});
-        piece[n++] = make_piece(t, "_scale_inv", scales[t->scale], p.scales, 0, NULL);
-        break;
-    case MT_PACKED_FP8R:
-        piece[n++] = make_piece(t, "", MT_ST_F8_E4M3, p.codes, 2, (size_t[]){rows, cols});
-        piece[n++] = make_piece(t, "_scale", scales[t->scale], p.scales, 2, (size_t[]){rows, 1});
-        break;
-    case MT_PACKED_NVFP4:
-        piece[n++] = make_piece(t, over ? "_packed" : "", MT_ST_U8, p.codes, 2, (size_t[]){rows, cols / 2});
-        piece[n++] = make_piece(t, "_scale", MT_ST_F8_E4M3, p.scales, 2, (size_t[]){rows, cols / MT_NVFP4_BLOCK});
-        piece[n++] = make_piece(t, mt_packed_factor_name(t->scale), MT_ST_F32, p.factor, over, (size_t[]){1});
-        break;
-    case MT_PACKED_INT4:
-        piece[n++] = make_piece(t, "_packed", MT_ST_I32, p.codes, 2, (size_t[]){rows, cols / 8});
-        piece[n++] = make_piece(t, "_scale", scales[t->scale], p.scales, 2, (size_t[]){rows, cols / MT_INT4_BLOCK});
-        piece[n++] = make_piece(t, "_shape", t->note_bytes == 2 * sizeof(int32_t) ? MT_ST_I32 : MT_ST_I64, p.note, 1,
-                                (size_t[]){2});
-        break;
-    case MT_PACKED_MXFP4:
-        piece[n++] = make_piece(t, "_packed", MT_ST_U8, p.codes, 2, (size_t[]){rows, cols / 2});
-        piece[n++] = make_piece(t, "_scale", MT_ST_U8, p.scales, 2, (size_t[]){rows, cols / MT_MXFP4_BLOCK});
-        break;
-    default:
-        piece[n++] = make_piece(t, "", MT_ST_U8, p.codes, 2, (size_t[]){p.code_bytes, 1});
-        piece[n++] = make_piece(t, ".absmax", scales[t->scale], p.scales, 1, (size_t[]){p.n_scales});
-        if (t->scale == MT_SCALE_NESTED) {
-            piece[n++] = make_piece(t, ".nested_absmax", MT_ST_F32, p.nested, 1, (size_t[]){p.n_nested});
-            piece[n++] = make_piece(t, ".nested_quant_map", MT_ST_F32, p.map, 1, (size_t[]){256});
-        }
-        piece[n++] = make_piece(t, ".quant_map", MT_ST_F32, p.values, 1, (size_t[]){16});
-        piece[n++] = make_piece(t, ".quant_state.bitsandbytes__nf4", MT_ST_U8, p.note, 1, (size_t[]){t->note_bytes});
+    piece[n++] = codes_of(t, f);
+    piece[n++] = scales_of(t, f);
+    if (t->scale == MT_SCALE_NESTED) {
+        size_t nested = mt_div_up(piece[1].bytes, MT_NF4_NESTED);
+        piece[n++] = make_piece(t, MT_PIECE_NESTED, ".nested_absmax", MT_ST_F32, 1, &nested);
+        piece[n++] = make_piece(t, MT_PIECE_MAP, ".nested_quant_map", MT_ST_F32, 1, (size_t[]){256});
     }
+    if (factor)
+        piece[n++] = make_piece(t, MT_PIECE_FACTOR, factor, MT_ST_F32, t->scale == MT_SCALE_E4M3_OVER, (size_t[]){1});
+    if (t->packed == MT_PACKED_NF4) {
+        piece[n++] = make_piece(t, MT_PIECE_VALUES, ".quant_map", MT_ST_F32, 1, (size_t[]){16});
+        piece[n++] = make_piece(t, MT_PIECE_NOTE, ".quant_state.bitsandbytes__nf4", MT_ST_U8, 1,
+                                (size_t[]){t->note_bytes});
+    }
+    if (t->packed == MT_PACKED_INT4)
+        piece[n++] = make_piece(t, MT_PIECE_NOTE, "_shape", t->note_bytes == 2 * sizeof(int32_t) ? MT_ST_I32 : MT_ST_I64,
+                                1, (size_t[]){2});
     return n;
 }
 
@@ -167,11 +165,6 @@ struct mt_packed_rows mt_packing_rows(const struct mt_layout *l, const struct mt
     bool transposed = p->col_step != 1;
     return (struct mt_packed_rows){.first = p->first / share * (share / cols) + (transposed ? in : in / cols),
                                    .step = transposed ? p->row_step : p->row_step / cols};
-}
-
-size_t mt_packed_offset_at(const struct mt_tensor *t)
-{
-    return places_of(t).offset;
 }
 
 bool mt_packing_lies_alone(const struct mt_layout *l, const struct mt_tensor *t)
@@ -385,16 +378,16 @@ static struct mt_decode decode_of(const struct mt_tensor *t, enum mt_dtype dtype
         .dtype = dtype,
         .format = t->packed,
         .scale = t->scale,
-        .codes = (const uint8_t *)plane + p.codes + mt_packed_codes_before(t->packed, first),
-        .scales = plane + p.scales + block * mt_scale_size(t->scale),
+        .codes = (const uint8_t *)plane + p.at[MT_PIECE_CODES] + mt_packed_codes_before(t->packed, first),
+        .scales = plane + p.at[MT_PIECE_SCALES] + block * mt_scale_size(t->scale),
         .out = out + first * mt_dtype_size(dtype),
     };
     if (mt_packed_factor_name(t->scale))
-        a.factor = (const float *)(plane + p.factor);
+        a.factor = (const float *)(plane + p.at[MT_PIECE_FACTOR]);
     if (t->scale == MT_SCALE_NESTED) {
-        a.nested_scales = (const float *)(plane + p.nested) + block / MT_NF4_NESTED;
-        a.nested_map = (const float *)(plane + p.map);
-        a.nested_offset = (const float *)(plane + p.offset);
+        a.nested_scales = (const float *)(plane + p.at[MT_PIECE_NESTED]) + block / MT_NF4_NESTED;
+        a.nested_map = (const float *)(plane + p.at[MT_PIECE_MAP]);
+        a.nested_offset = (const float *)(plane + p.at[MT_PIECE_OFFSET]);
     }
     return a;
 }

@@ -83,8 +83,15 @@ size_t mt_unit_plain_end(const struct mt_layout *l, size_t unit);
 /** Lays out a unit's packed plane: sets its tensors' `at` and `aux`; returns its bytes. */
 size_t mt_packing_lay_out(struct mt_layout *l, struct mt_unit *u);
 
-/** A tensor of a file that holds a part of a packed tensor, and its place in the unit's packed plane. */
+/** The pieces that a packed tensor may have, in the order of its bytes in the unit's packed plane; files have all but the
+ * offset of nested scales, which is in the note (NF4's quant_state). INT4's note is its shape. */
+enum mt_piece {
+    MT_PIECE_CODES, MT_PIECE_SCALES, MT_PIECE_NESTED, MT_PIECE_MAP, MT_PIECE_OFFSET, MT_PIECE_FACTOR, MT_PIECE_VALUES,
+    MT_PIECE_NOTE, MT_N_PIECES,
+};
+/** A piece as a tensor of a file, and its place in the unit's packed plane. */
 struct mt_packed_piece {
+    enum mt_piece kind;
     char name[192];
     enum mt_st_dtype dtype;
     int n_dims;
@@ -98,8 +105,8 @@ int mt_packed_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct m
 int mt_packed_stored_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct mt_stored *s,
                             const struct mt_tensor *t);
 
-/** Where the offset of nested scales is kept, which files have only in quant_state: byte of the packed plane. */
-size_t mt_packed_offset_at(const struct mt_tensor *t);
+/** The first byte of a piece in the packed plane, also of the offset of nested scales: an F32. */
+size_t mt_packed_piece_at(const struct mt_tensor *t, enum mt_piece kind);
 /** Is the matrix of that name a router's, or the gate of a shared expert? */
 bool mt_packing_is_router(const char *name);
 /**

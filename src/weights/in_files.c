@@ -25,6 +25,7 @@ struct form {
     enum mt_scale scale;
     const struct mt_tensor *t[MT_FILE_LANES];
     int n;
+    enum mt_piece kind[MT_MAX_PIECES + 1]; /* packed: of what it reads */
     size_t first; /* element of the stored tensor with which the part begins */
 };
 
@@ -60,26 +61,23 @@ static void gather(enum mt_st_dtype dtype, const char *src, size_t at, size_t st
             mt_master_split(load_f32(src, at + i * step), &hi[i], &lo[i]);
 }
 
-static bool is_unfit(enum mt_st_dtype dtype, const char *data, size_t i, float *value)
-{
-    uint16_t half = dtype == MT_ST_F32 ? 0 : load_u16(data, i);
-    *value = dtype == MT_ST_F32 ? load_f32(data, i) : dtype == MT_ST_F16 ? mt_f16_to_f32(half) : mt_bf16_to_f32(half);
-    return (mt_f32_bits(*value) & 0x7fffffffu) >= 0x7f7f8000u;
-}
-
 /* data: bytes [at, at + n) of the part. */
 static int refuse_unfit(const struct mt_file_part *p, const char *path, size_t at, const char *data, size_t n,
                         struct mt_err *err)
 {
     const struct form *f = p->form;
     size_t size = mt_st_dtype_size(f->dtype);
-    float x;
-    for (size_t i = 0; i < n / size; i++)
-        if (is_unfit(f->dtype, data, i, &x))
-            return mt_fail(err, MT_ERR_INPUT, -ERANGE,
-                           "%s: tensor \"%s\" holds %g at element %zu: weights must be finite and below 3.39e38", path,
-                           p->name, (double)x, at / size + i);
-    return 0;
+    uint16_t hi[CHUNK], lo[CHUNK] = {0};
+    float x[CHUNK];
+    int rc = 0;
+    for (size_t i = 0, k; i < n / size && !rc; i += k) {
+        k = MT_MIN((size_t)CHUNK, n / size - i);
+        gather(f->dtype, data, i, 1, k, hi, lo);
+        for (size_t j = 0; j < k; j++)
+            x[j] = mt_master_join(hi[j], lo[j]);
+        rc = mt_sources_check_finite(path, p->name, at / size + i, x, k, err);
+    }
+    return rc;
 }
 
 static int inspect(const struct mt_file_part *p, size_t piece, const char *path, size_t at, const void *data, size_t n,
@@ -88,7 +86,7 @@ static int inspect(const struct mt_file_part *p, size_t piece, const char *path,
     const struct form *f = p->form;
     if (!f->packed)
         return refuse_unfit(p, path, at, data, n, err);
-    return mt_packed_is_finite(f->packed, f->scale, piece, at, data, n)
+    return mt_packed_is_finite(f->packed, f->scale, f->kind[piece], at, data, n)
                ? 0 : mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" holds weights that are not finite", path, p->name);
 }
 
@@ -293,7 +291,7 @@ static int add_offset(struct list *v, struct mt_file_part *p, const struct mt_te
     float offset;
     int rc = mt_packed_read_offset(&v->sources->st, src, t, &offset, err);
     struct mt_file_piece *q = &v->piece[v->n_pieces++];
-    *q = (struct mt_file_piece){.file = -1, .bytes = sizeof(offset), .at = {mt_packed_offset_at(t)}};
+    *q = (struct mt_file_piece){.file = -1, .bytes = sizeof(offset), .at = {mt_packed_piece_at(t, MT_PIECE_OFFSET)}};
     if (!rc)
         memcpy(&q->offset, &offset, sizeof(offset));
     p->n_pieces++;
@@ -314,12 +312,13 @@ static int add_packed(struct list *v, const struct mt_tensor *t, struct mt_err *
     if (lanes > MT_FILE_LANES || (lane && !joins))
         return fail_other(t, err);
     for (int i = 0; i < n; i++) {
-        const struct mt_st_tensor *from = mt_packed_piece_in(&v->sources->st, src, &piece[i], t);
+        const struct mt_st_tensor *from = mt_packed_piece_in(src, &piece[i]);
         size_t row = piece[i].bytes / rows;
         if (!from || row * lanes > MT_SUM_BLOCK)
             return fail_other(t, err);
         struct mt_file_piece *q = joins ? &v->piece[(size_t)(p->piece - v->piece) + (size_t)i]
                                         : add_piece(v, p, from, src->rows.first * row, piece[i].bytes);
+        v->form[v->n - 1].kind[i] = piece[i].kind;
         q->row = lanes > 1 ? row : 0;
         q->at[lane] = piece[i].at;
     }
@@ -327,6 +326,7 @@ static int add_packed(struct list *v, const struct mt_tensor *t, struct mt_err *
     v->form[v->n - 1].first = src->rows.first - lane;
     if (joins)
         join_last(v, t);
+    v->form[v->n - 1].kind[n] = MT_PIECE_OFFSET;
     if (t->scale == MT_SCALE_NESTED)
         rc = add_offset(v, p, t, src, err);
     return rc;

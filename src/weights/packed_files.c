@@ -89,9 +89,9 @@ static int find_nf4(struct mt_packed_source *s, const struct mt_st_model *st, co
                     struct mt_err *err)
 {
     const char *name = s->codes->name;
-    const struct mt_st_tensor *values = beside(st, name, ".quant_map");
     size_t scales = mt_packed_n_scales(MT_PACKED_NF4, (size_t)t->shape[0], (size_t)t->shape[1]);
     float have[16], offset;
+    s->values = beside(st, name, ".quant_map");
     s->note = beside(st, name, ".quant_state.bitsandbytes__nf4");
     s->scales = beside(st, name, ".absmax");
     s->nested_scales = beside(st, name, ".nested_absmax");
@@ -109,14 +109,14 @@ static int find_nf4(struct mt_packed_source *s, const struct mt_st_model *st, co
     if (nested && (!is_like(s->nested_scales, MT_ST_F32, mt_div_up(scales, MT_NF4_NESTED)) ||
                       !is_like(s->nested_map, MT_ST_F32, 256)))
         return bad(err, st, s->codes, "has nested scales of the wrong size");
-    if (!is_like(values, MT_ST_F32, 16))
+    if (!is_like(s->values, MT_ST_F32, 16))
         return bad(err, st, s->codes, "has no quant_map of 16 values");
-    int rc = mt_st_read_f32(st, values, 0, 16, have, err);
+    int rc = mt_st_read_f32(st, s->values, 0, 16, have, err);
     bool same = true;
     for (int i = 0; i < 16; i++)
         same &= mt_f32_bits(have[i]) == mt_f32_bits(mt_nf4_values[i]);
     if (!rc && !same)
-        rc = bad(err, st, values, "holds other values than NF4's");
+        rc = bad(err, st, s->values, "holds other values than NF4's");
     return rc ? rc : mt_packed_read_offset(st, s, t, &offset, err);
 }
 
@@ -298,27 +298,40 @@ static int write_plane(mt_plane_set *planes, const struct mt_tensor *t, size_t a
     return planes ? mt_planes_write(planes, t->unit, MT_PLANE_PACKED, at, n, src, err) : 0;
 }
 
-/* What a packed tensor has in a tensor of the files: some of its rows, or all of it (rows.step 0). */
-struct share {
-    const struct mt_st_tensor *from;
-    struct mt_packed_rows rows;
-    size_t row_bytes;
+/* A packed tensor in files, and what sums the bytes that are read. */
+struct file {
+    const struct mt_st_model *st;
+    const struct mt_packed_source *src;
+    struct mt_summer *summer; /* NULL: nothing does */
 };
 
-/* Bytes [at, at + n) of the share; whole rows, if rows of other tensors are between them. */
-static int read_part(const struct mt_st_model *st, const struct share *s, size_t at, size_t n, void *dst,
-                     struct mt_err *err)
+/* Bytes [at, at + n) of a piece of t: whole rows, if rows of other tensors are between them. Scales are widened that
+ * files have as F16. */
+static int read_part(const struct file *f, const struct mt_tensor *t, const struct mt_packed_piece *p, size_t at,
+                     size_t n, void *dst, struct mt_err *err)
 {
-    const struct mt_st_tensor *from = s->from;
-    struct mt_packed_rows r = s->rows;
-    size_t row_bytes = s->row_bytes, first = r.step ? (r.first + at / row_bytes * r.step) * row_bytes : at;
+    const struct mt_st_tensor *from = f->src->piece[p->kind];
+    struct mt_packed_rows r = f->src->rows;
+    size_t row = p->bytes / (size_t)t->shape[0];
+    if (f->src->wider_scales && p->kind == MT_PIECE_SCALES)
+        return mt_st_read_f32(f->st, from, at / sizeof(float), n / sizeof(float), dst, err);
     if (r.step <= 1)
-        return mt_st_read_raw(st, from, first, n, dst, err);
-    size_t rows = n / row_bytes, bytes = ((rows - 1) * r.step + 1) * row_bytes;
+        return mt_st_read_raw(f->st, from, at + r.first * row, n, dst, err);
+    size_t bytes = ((n / row - 1) * r.step + 1) * row;
     MT_FREED char *span = malloc(bytes);
-    int rc = span ? mt_st_read_raw(st, from, first, bytes, span, err) : mt_fail_nomem(err, from->name, bytes);
-    for (size_t i = 0; i < rows && !rc; i++)
-        memcpy((char *)dst + i * row_bytes, span + i * r.step * row_bytes, row_bytes);
+    int rc = span ? mt_st_read_raw(f->st, from, (r.first + at / row * r.step) * row, bytes, span, err)
+                  : mt_fail_nomem(err, from->name, bytes);
+    for (size_t i = 0; i < n / row && !rc; i++)
+        memcpy((char *)dst + i * row, span + i * r.step * row, row);
+    return rc;
+}
+
+static int read_summed(const struct file *f, const struct mt_tensor *t, const struct mt_packed_piece *p, size_t at,
+                       size_t n, void *dst, struct mt_err *err)
+{
+    int rc = read_part(f, t, p, at, n, dst, err);
+    if (!rc && f->summer)
+        mt_summer_add(f->summer, dst, n);
     return rc;
 }
 
@@ -355,74 +368,40 @@ static bool scales_are_finite(enum mt_scale type, const char *data, size_t at, s
     return all;
 }
 
-bool mt_packed_is_finite(enum mt_packed f, enum mt_scale scale, size_t piece, size_t at, const char *data, size_t n)
+bool mt_packed_is_finite(enum mt_packed f, enum mt_scale scale, enum mt_piece piece, size_t at, const char *data,
+                         size_t n)
 {
-    switch (f) {
-    case MT_PACKED_FP8:
-    case MT_PACKED_FP8T:
-    case MT_PACKED_FP8R:
-        return piece ? scales_are_finite(scale, data, at, n, 448) : bytes_below(data, n, 0x7f, 0x7f);
-    case MT_PACKED_NVFP4:
-        return piece == 1 ? bytes_below(data, n, 0x7f, 0x7f)
-                          : !piece || scales_are_finite(MT_SCALE_F32, data, at, n, 1);
-    case MT_PACKED_MXFP4:
-    case MT_PACKED_INT4:
-        return piece != 1 || scales_are_finite(scale, data, at, n, 8);
-    default:
-        return piece == 0 || piece > 3 || (piece == 1) == (scale == MT_SCALE_NESTED) ||
-               scales_are_finite(MT_SCALE_F32, data, at, n, 1);
-    }
+    bool scales = piece == MT_PIECE_SCALES, fp8 = mt_packed_formats[f].bytes;
+    float most = fp8 ? 448 : f == MT_PACKED_NF4 ? 1 : 8;
+    if (piece == MT_PIECE_NESTED || piece == MT_PIECE_MAP || piece == MT_PIECE_FACTOR)
+        return scales_are_finite(MT_SCALE_F32, data, at, n, 1);
+    if ((fp8 && piece == MT_PIECE_CODES) || (scales && f == MT_PACKED_NVFP4)) /* E4M3, of which two are NaN */
+        return bytes_below(data, n, 0x7f, 0x7f);
+    return !scales || scale == MT_SCALE_NESTED || scales_are_finite(scale, data, at, n, most);
 }
 
-/* The destination of a packed tensor. */
-struct copy {
-    const struct mt_tensor *t;
-    mt_plane_set *planes;
-    struct mt_summer *summer;
-    char *buf; /* PIECE bytes, or a row */
-};
-
-/* Does the file have the piece as F16 or BF16, where planes have F32? */
-static bool is_widened(const struct mt_packed_source *src, const struct mt_st_tensor *from)
+const struct mt_st_tensor *mt_packed_piece_in(const struct mt_packed_source *src, const struct mt_packed_piece *p)
 {
-    return src->wider_scales && from == src->scales;
+    const struct mt_st_tensor *from = src->piece[p->kind];
+    size_t bytes = src->wider_scales && p->kind == MT_PIECE_SCALES ? p->bytes / 2 : p->bytes;
+    return from && (src->rows.step ? from->n_bytes % bytes == 0 : from->n_bytes == bytes) ? from : NULL;
 }
 
-const struct mt_st_tensor *mt_packed_piece_in(const struct mt_st_model *st, const struct mt_packed_source *src,
-                                              const struct mt_packed_piece *p, const struct mt_tensor *t)
+/* buf: PIECE bytes, or a row. */
+static int copy_piece(const struct file *f, const struct mt_tensor *t, const struct mt_packed_piece *p,
+                      mt_plane_set *planes, char *buf, struct mt_err *err)
 {
-    const struct mt_packed_format *f = &mt_packed_formats[src->format];
-    const char *suffix = p->name + strlen(t->name), *codes = src->scale == MT_SCALE_E4M3 ? "" : f->codes_name;
-    char base[256];
-    snprintf(base, sizeof(base), "%.*s", (int)(strlen(src->codes->name) - strlen(codes)), src->codes->name);
-    const struct mt_st_tensor *from = !strcmp(suffix, codes)            ? src->codes
-                                      : !strcmp(suffix, f->scales_name) ? src->scales /* which may have another name */
-                                                                        : beside(st, base, suffix);
-    if (from && is_widened(src, from))
-        return from->n_elems == p->bytes / sizeof(float) ? from : NULL;
-    return from && (src->rows.step ? from->n_bytes % p->bytes == 0 : from->n_bytes == p->bytes) ? from : NULL;
-}
-
-static int copy_piece(const struct mt_st_model *st, const struct mt_packed_source *src,
-                      const struct mt_packed_piece *p, size_t which, const struct copy *c, struct mt_err *err)
-{
-    const struct mt_tensor *t = c->t;
-    const struct mt_st_tensor *from = mt_packed_piece_in(st, src, p, t);
-    const struct share share = {from, src->rows, p->bytes / (size_t)t->shape[0]};
-    size_t piece = src->rows.step ? MT_MAX(PIECE / share.row_bytes, (size_t)1) * share.row_bytes : PIECE;
+    size_t row = p->bytes / (size_t)t->shape[0];
+    size_t piece = f->src->rows.step ? MT_MAX(PIECE / row, (size_t)1) * row : PIECE;
     int rc = 0;
-    if (!from)
+    if (!mt_packed_piece_in(f->src, p))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is missing or has another size than before", p->name);
     for (size_t at = 0; at < p->bytes && !rc; at += piece) {
         size_t n = MT_MIN(piece, p->bytes - at);
-        rc = is_widened(src, from)
-                 ? mt_st_read_f32(st, from, at / sizeof(float), n / sizeof(float), (float *)(void *)c->buf, err)
-                 : read_part(st, &share, at, n, c->buf, err);
-        if (!rc && c->summer)
-            mt_summer_add(c->summer, c->buf, n);
-        if (!rc && c->planes && !mt_packed_is_finite(t->packed, t->scale, which, at, c->buf, n))
-            rc = bad(err, st, src->codes, "holds weights that are not finite");
-        rc = rc ?: write_plane(c->planes, t, p->at + at, n, c->buf, err);
+        rc = read_summed(f, t, p, at, n, buf, err);
+        if (!rc && planes && !mt_packed_is_finite(t->packed, t->scale, p->kind, at, buf, n))
+            rc = bad(err, f->st, f->src->codes, "holds weights that are not finite");
+        rc = rc ?: write_plane(planes, t, p->at + at, n, buf, err);
     }
     return rc;
 }
@@ -430,83 +409,45 @@ static int copy_piece(const struct mt_st_model *st, const struct mt_packed_sourc
 int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_tensor *t,
                    mt_plane_set *planes, struct mt_summer *summer, struct mt_err *err)
 {
+    const struct file f = {st, src, summer};
     struct mt_packed_piece p[MT_MAX_PIECES];
     int n = mt_packed_pieces(p, t), rc = 0;
     float offset = 0;
     size_t size = MT_MAX((size_t)PIECE, (size_t)t->shape[1]);
-    struct copy c = {t, planes, summer, malloc(size)};
-    if (!c.buf)
+    MT_FREED char *buf = malloc(size);
+    if (!buf)
         return mt_fail_nomem(err, t->name, size);
     if (summer)
         mt_summer_begin(summer);
     if (src->format != t->packed || src->scale != t->scale)
         rc = bad(err, st, src->codes, "is packed in a different format than before");
     for (int i = 0; i < n && !rc; i++)
-        rc = copy_piece(st, src, &p[i], (size_t)i, &c, err);
+        rc = copy_piece(&f, t, &p[i], planes, buf, err);
     if (!rc && src->note && src->format == MT_PACKED_NF4)
         rc = mt_packed_read_offset(st, src, t, &offset, err);
     if (!rc && t->scale == MT_SCALE_NESTED)
-        rc = write_plane(planes, t, mt_packed_offset_at(t), sizeof(offset), &offset, err);
-    free(c.buf);
+        rc = write_plane(planes, t, mt_packed_piece_at(t, MT_PIECE_OFFSET), sizeof(offset), &offset, err);
     return rc;
 }
 
 /* --- as f32 ---------------------------------------------------------------------------------------- */
 
-static int read_nested(float *scales, size_t n, const struct mt_st_model *st, const struct mt_packed_source *src,
-                       const struct mt_tensor *t, struct mt_err *err)
+static int read_whole(void *ctx, const struct mt_tensor *t, const struct mt_packed_piece *p, void *dst,
+                      struct mt_err *err)
 {
-    float map[256], offset;
-    MT_FREED float *nested = mt_calloc(mt_div_up(n, MT_NF4_NESTED), sizeof(*nested));
-    MT_FREED uint8_t *bytes = mt_calloc(n, 1);
-    int rc = nested && bytes ? mt_packed_read_offset(st, src, t, &offset, err) : mt_fail_nomem(err, t->name, n);
-    rc = rc ?: mt_st_read_f32(st, src->nested_map, 0, 256, map, err)
-            ?: mt_st_read_f32(st, src->nested_scales, 0, mt_div_up(n, MT_NF4_NESTED), nested, err)
-            ?: mt_st_read_raw(st, src->scales, 0, n, bytes, err);
-    for (size_t i = 0; i < n && !rc; i++) {
-        float s = map[bytes[i]] * nested[i / MT_NF4_NESTED];
-        scales[i] = s + offset;
-    }
-    return rc;
-}
-
-/* Scales of a byte. */
-static int read_small(float *scales, size_t n, const struct mt_st_model *st, const struct mt_packed_source *src,
-                      const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err)
-{
-    float factor = 1;
-    MT_FREED uint8_t *bytes = mt_calloc(n, 1);
-    const struct share share = {src->scales, src->rows, n / (size_t)t->shape[0]};
-    int rc = bytes ? read_part(st, &share, 0, n, bytes, err)
-                   : mt_fail_nomem(err, t->name, n);
-    if (!rc && src->factor)
-        rc = mt_st_read_f32(st, src->factor, 0, 1, &factor, err);
-    if (!rc && summer)
-        mt_summer_add(summer, bytes, n);
-    if (!rc && summer && src->factor)
-        mt_summer_add(summer, &factor, sizeof(factor));
-    for (size_t i = 0; i < n && !rc; i++)
-        scales[i] = mt_scale_to_f32(src->scale, bytes, &factor, i);
-    return rc;
+    const struct file *f = ctx;
+    return p->kind == MT_PIECE_OFFSET ? mt_packed_read_offset(f->st, f->src, t, dst, err)
+                                      : read_summed(f, t, p, 0, p->bytes, dst, err);
 }
 
 int mt_packed_file_read(struct mt_packed_matrix *out, const struct mt_st_model *st, const struct mt_packed_source *src,
                         const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err)
 {
-    size_t rows = (size_t)t->shape[0], cols = (size_t)t->shape[1], n = mt_packed_n_scales(src->format, rows, cols);
-    size_t bytes = mt_packed_code_bytes(src->format, rows, cols);
-    *out = (struct mt_packed_matrix){.format = src->format, .cols = cols, .codes = malloc(bytes),
-                                     .scales = mt_calloc(n, sizeof(float))};
-    const struct share share = {src->codes, src->rows, bytes / rows};
-    int rc = out->codes && out->scales ? read_part(st, &share, 0, bytes, out->codes, err)
-                                       : mt_fail_nomem(err, t->name, bytes);
-    if (rc)
-        return rc;
-    if (summer) {
+    struct mt_tensor of = *t;
+    struct file f = {st, src, summer};
+    of.packed = src->format;
+    of.scale = src->scale;
+    if (summer)
         mt_summer_begin(summer);
-        mt_summer_add(summer, out->codes, bytes);
-    }
-    return src->scale == MT_SCALE_NESTED ? read_nested(out->scales, n, st, src, t, err)
-           : mt_scale_size(src->scale) == 1 ? read_small(out->scales, n, st, src, t, summer, err)
-                                            : mt_st_read_f32(st, src->scales, 0, n, out->scales, err);
+    return mt_packed_matrix_read(out, &of, read_whole, &f, err);
 }

@@ -15,15 +15,19 @@ struct mt_packed_source {
     enum mt_scale scale;   /* the type of scales in planes */
     bool wider_scales;     /* FP8: planes have F32 where the file has F16 */
     struct mt_packed_rows rows;
-    const struct mt_st_tensor *codes, *scales, *nested_scales, *nested_map, *factor, *note; /* note: INT4: the shape */
+    union { /* NULL: the files have none */
+        const struct mt_st_tensor *piece[MT_N_PIECES];
+        struct {
+            const struct mt_st_tensor *codes, *scales, *nested_scales, *nested_map, *in_note, *factor, *values, *note;
+        };
+    };
 };
 /** Finds a tensor by its name in the files, plain or packed, and checks its scales and the like; codes NULL: not found.
  * `l` NULL: the tensor is of no layout, and is a tensor of its own in the file. */
 int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, const struct mt_layout *l,
                    const struct mt_tensor *t, struct mt_err *err);
-/** The tensor of the files that holds the piece of t, whose source is src; NULL: none of its size. */
-const struct mt_st_tensor *mt_packed_piece_in(const struct mt_st_model *st, const struct mt_packed_source *src,
-                                              const struct mt_packed_piece *p, const struct mt_tensor *t);
+/** The tensor of the files that holds the piece; NULL: none of its size. */
+const struct mt_st_tensor *mt_packed_piece_in(const struct mt_packed_source *src, const struct mt_packed_piece *p);
 /** Checks NF4's quant_state, and reads the offset of nested scales. */
 int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_source *s, const struct mt_tensor *t,
                           float *offset, struct mt_err *err);
@@ -37,11 +41,12 @@ bool mt_packed_is_piece(const char *name);
 int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_tensor *t,
                    mt_plane_set *planes, struct mt_summer *summer, struct mt_err *err);
 
-/** Can code times scale only be finite, by bytes [at, at + n) of a piece of mt_packed_pieces()? Scales so large that a
+/** Can code times scale only be finite, by bytes [at, at + n) of a piece? Scales so large that a
  * product with a code may not be are refused, too. */
-bool mt_packed_is_finite(enum mt_packed f, enum mt_scale scale, size_t piece, size_t at, const char *data, size_t n);
+bool mt_packed_is_finite(enum mt_packed f, enum mt_scale scale, enum mt_piece piece, size_t at, const char *data,
+                         size_t n);
 
-/** Reads a packed tensor whole. summer: for MXFP4, begun here and given codes and scales as by mt_packed_copy(); NULL:
- * not wanted. Finish it also after an error. */
+/** Reads a packed tensor whole. summer: begun here and given what is read, of MXFP4 as by mt_packed_copy(); NULL: not
+ * wanted. Finish it also after an error. */
 int mt_packed_file_read(struct mt_packed_matrix *out, const struct mt_st_model *st, const struct mt_packed_source *src,
                         const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err);

@@ -13,6 +13,13 @@ struct mt_packed_matrix {
     float *scales;  /* owned; all of them, as f32 */
     float factor;   /* that is part of E4M3 ones */
 };
+/** Reads a piece whole, also the offset of nested scales. */
+typedef int (*mt_packed_read)(void *ctx, const struct mt_tensor *t, const struct mt_packed_piece *p, void *dst,
+                              struct mt_err *err);
+/** Finish it also after an error. */
+int mt_packed_matrix_read(struct mt_packed_matrix *out, const struct mt_tensor *t, mt_packed_read read, void *ctx,
+                          struct mt_err *err);
+/** The same of planes. */
 int mt_packed_plane_read(struct mt_packed_matrix *out, mt_plane_set *planes, const struct mt_tensor *t,
                          struct mt_err *err);
 /** Decodes elements [first, first + n) of the tensor. */

@@ -11,14 +11,9 @@
 #include "base/pool.h"
 #include "base/pack.h"
 #include "model/packing.h"
+#include "model/ranges.h"
 
 enum { NOTE_MADE = 256, PIECE = 1 << 20 };
-
-static int write_plane(mt_plane_set *planes, const struct mt_tensor *t, size_t at, size_t n, const void *src,
-                       struct mt_err *err)
-{
-    return mt_planes_write(planes, t->unit, MT_PLANE_PACKED, at, n, src, err);
-}
 
 struct mt_packer {
     const struct mt_tensor *t;
@@ -31,6 +26,13 @@ struct mt_packer {
     float *back;     /* a piece, decoded again */
     size_t rows, cols, done, piece; /* elements */
 };
+
+/* Bytes of a piece from `skip` on. */
+static int write_piece(const struct mt_packer *p, enum mt_piece kind, size_t skip, size_t n, const void *src,
+                       struct mt_err *err)
+{
+    return mt_planes_write(p->planes, p->t->unit, MT_PLANE_PACKED, mt_packed_piece_at(p->t, kind) + skip, n, src, err);
+}
 
 struct job {
     struct mt_packer *p;
@@ -50,6 +52,8 @@ static void job_main(void *ctx, size_t i, int thread)
 size_t mt_packer_piece(const struct mt_tensor *t, size_t about)
 {
     size_t band = MT_FP8_BLOCK * (size_t)t->shape[1]; /* whole blocks of every format */
+    if (t->kind != MT_RANGE_PACKED)
+        return about;
     return MT_MAX(about / band, (size_t)1) * band;
 }
 
@@ -61,6 +65,10 @@ int mt_packer_create(struct mt_packer **out, const struct mt_tensor *t, mt_plane
     int threads = n_threads ? n_threads : (int)MT_MIN(MT_MAX(cpus, 1), 64);
     if (!p)
         return mt_fail_nomem(err, t->name, sizeof(*p));
+    *p = (struct mt_packer){.t = t, .planes = planes};
+    *out = p;
+    if (t->kind != MT_RANGE_PACKED)
+        return 0;
     *p = (struct mt_packer){.t = t, .planes = planes, .cost = cost, .rows = (size_t)t->shape[0],
                             .cols = (size_t)t->shape[1], .piece = mt_packer_piece(t, PIECE),
                             .factor = mt_pack_nvfp4_factor(largest)};
@@ -71,9 +79,7 @@ int mt_packer_create(struct mt_packer **out, const struct mt_tensor *t, mt_plane
                  ? mt_pool_create(&p->pool, &(struct mt_pool_params){"pack", threads, NULL, NULL}, err)
                  : mt_fail_nomem(err, t->name, p->piece * sizeof(float));
     if (rc)
-        mt_packer_finish(&p, rc, NULL);
-    else
-        *out = p;
+        mt_packer_finish(out, rc, NULL);
     return rc;
 }
 
@@ -117,26 +123,18 @@ static void add_cost(struct mt_packer *p, const float *w, size_t n)
 
 int mt_packer_write(struct mt_packer *p, const float *w, size_t n, struct mt_err *err)
 {
+    size_t at = p->done;
+    p->done += n;
+    if (p->t->kind != MT_RANGE_PACKED)
+        return mt_tensor_write_masters(p->planes, p->t, at, n, w, err);
     enum mt_packed f = p->t->packed;
-    struct job j = {p, w, n / p->cols, mt_packed_n_scales(f, p->done / p->cols, p->cols)};
+    struct job j = {p, w, n / p->cols, mt_packed_n_scales(f, at / p->cols, p->cols)};
     size_t bytes = mt_packed_code_bytes(f, j.rows, p->cols);
     mt_pool_run(p->pool, job_main, &j, mt_pack_n_jobs(f, j.rows, p->cols));
     mt_packed_values(f, p->cols, p->codes, p->scales + j.scale_at, 0, n, p->back);
     if (p->cost)
         add_cost(p, w, n);
-    size_t at = mt_packed_codes_before(f, p->done);
-    p->done += n;
-    return write_plane(p->planes, p->t, p->t->at + at, bytes, p->codes, err);
-}
-
-static size_t place_of(const struct mt_packer *p, const char *suffix)
-{
-    struct mt_packed_piece piece[MT_MAX_PIECES];
-    int n = mt_packed_pieces(piece, p->t);
-    for (int i = 0; i < n; i++)
-        if (!strcmp(piece[i].name + strlen(p->t->name), suffix))
-            return piece[i].at;
-    return SIZE_MAX;
+    return write_piece(p, MT_PIECE_CODES, mt_packed_codes_before(f, at), bytes, p->codes, err);
 }
 
 /* NF4's scales, nested, and the tensors that bitsandbytes stores with them. */
@@ -151,18 +149,18 @@ static int write_nf4(struct mt_packer *p, size_t n, struct mt_err *err)
     if (!rc) {
         mt_pack_nested_map(map);
         mt_pack_nest(p->scales, n, map, bytes, nested, &offset);
-        rc = write_plane(p->planes, t, place_of(p, ".absmax"), n, bytes, err);
+        rc = write_piece(p, MT_PIECE_SCALES, 0, n, bytes, err);
     }
     int len = snprintf(note, sizeof(note),
                        "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"bfloat16\", \"shape\": [%zu, %zu], "
                        "\"nested_blocksize\": 256, \"nested_dtype\": \"float32\", \"nested_offset\": %.17g}",
                        p->rows, p->cols, (double)offset);
     memset(note + len, ' ', sizeof(note) - (size_t)len);
-    rc = rc ?: write_plane(p->planes, t, place_of(p, ".nested_absmax"), groups * sizeof(float), nested, err)
-            ?: write_plane(p->planes, t, place_of(p, ".nested_quant_map"), sizeof(map), map, err)
-            ?: write_plane(p->planes, t, mt_packed_offset_at(t), sizeof(offset), &offset, err)
-            ?: write_plane(p->planes, t, place_of(p, ".quant_map"), sizeof(mt_nf4_values), mt_nf4_values, err)
-            ?: write_plane(p->planes, t, place_of(p, ".quant_state.bitsandbytes__nf4"), NOTE_MADE, note, err);
+    rc = rc ?: write_piece(p, MT_PIECE_NESTED, 0, groups * sizeof(float), nested, err)
+            ?: write_piece(p, MT_PIECE_MAP, 0, sizeof(map), map, err)
+            ?: write_piece(p, MT_PIECE_OFFSET, 0, sizeof(offset), &offset, err)
+            ?: write_piece(p, MT_PIECE_VALUES, 0, sizeof(mt_nf4_values), mt_nf4_values, err)
+            ?: write_piece(p, MT_PIECE_NOTE, 0, NOTE_MADE, note, err);
     free(nested);
     return rc;
 }
@@ -171,23 +169,22 @@ static int write_scales(struct mt_packer *p, struct mt_err *err)
 {
     enum mt_packed f = p->t->packed;
     size_t n = mt_packed_n_scales(f, p->rows, p->cols);
-    const char *factor = mt_packed_factor_name(p->t->scale);
     int rc = 0;
     if (f == MT_PACKED_NF4)
         return write_nf4(p, n, err);
-    if (factor)
-        rc = write_plane(p->planes, p->t, place_of(p, factor), sizeof(p->factor), &p->factor, err);
+    if (mt_packed_factor_name(p->t->scale))
+        rc = write_piece(p, MT_PIECE_FACTOR, 0, sizeof(p->factor), &p->factor, err);
     if (f == MT_PACKED_INT4)
-        rc = write_plane(p->planes, p->t, place_of(p, "_shape"), sizeof(int64_t[2]), p->t->shape, err);
+        rc = write_piece(p, MT_PIECE_NOTE, 0, sizeof(int64_t[2]), p->t->shape, err);
     mt_pack_scales(p->t->scale, p->factor, p->scales, n, p->scales);
-    return rc ?: write_plane(p->planes, p->t, place_of(p, mt_packed_formats[f].scales_name),
-                             n * mt_scale_size(p->t->scale), p->scales, err);
+    return rc ?: write_piece(p, MT_PIECE_SCALES, 0, n * mt_scale_size(p->t->scale), p->scales, err);
 }
 
 int mt_packer_finish(struct mt_packer **packer, int rc, struct mt_err *err)
 {
     struct mt_packer *p = *packer;
-    rc = rc ?: write_scales(p, err);
+    if (!rc && p->t->kind == MT_RANGE_PACKED)
+        rc = write_scales(p, err);
     mt_pool_destroy(&p->pool);
     free(p->codes);
     free(p->back);

@@ -41,11 +41,8 @@ static int load_tensor(struct mt_stored_reader *r, const struct mt_tensor *t, mt
     for (size_t at = 0; at < t->n && !rc; at += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, t->n - at);
         rc = t->adapter ? mt_stored_read_f32(r, t, at, n, buf, err) : mt_st_read_f32(st, src, at, n, buf, err);
-        for (size_t i = 0; i < n && !rc; i++)
-            if ((mt_f32_bits(buf[i]) & 0x7fffffffu) >= 0x7f7f8000u)
-                rc = mt_fail(err, MT_ERR_INPUT, -ERANGE, "%s: tensor \"%s\" holds %g at element %zu: weights must be "
-                             "finite and below 3.39e38", st->files[0].path, src->name, (double)buf[i], at + i);
-        rc = rc ?: mt_tensor_write_masters(planes, t, at, n, buf, err);
+        rc = rc ?: mt_sources_check_finite(st->files[0].path, src->name, at, buf, n, err)
+                ?: mt_tensor_write_masters(planes, t, at, n, buf, err);
     }
     return rc;
 }

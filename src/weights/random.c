@@ -8,7 +8,6 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "base/pool.h"
-#include "model/ranges.h"
 #include "weights/packer.h"
 #include "weights/weights.h"
 
@@ -42,45 +41,36 @@ static void fill_block(void *ctx, size_t i, int)
             j->dst[first + k] = j->t->log_to > 0 ? log_uniform(j, first + k) : j->constant;
 }
 
-static int init_tensor(const struct mt_layout *l, const struct mt_tensor *t, mt_plane_set *planes,
-                       uint64_t seed, float *buf, mt_pool *pool, struct mt_err *err)
+static int init_tensor(const struct mt_layout *l, const struct mt_tensor *t, mt_plane_set *planes, uint64_t seed,
+                       mt_pool *pool, struct mt_err *err)
 {
+    struct mt_packer *packer;
+    size_t piece = MT_MIN(mt_packer_piece(t, PIECE), t->n);
+    MT_FREED float *buf = mt_alloc_aligned(piece * sizeof(*buf));
     struct random_job j = {.t = t,
                            .seed = seed,
                            .stream = XXH3_64bits(t->name, strlen(t->name)),
                            .std = (float)l->cfg.initializer_range,
                            .constant = t->start,
                            .dst = buf};
-    bool packed = t->kind == MT_RANGE_PACKED;
-    size_t piece = packed ? mt_packer_piece(t, PIECE) : PIECE;
-    struct mt_packer *packer = NULL;
-    int rc = 0;
-    if (packed) {
-        rc = mt_packer_create(&packer, t, planes, 8 * j.std, mt_pool_n_threads(pool), NULL, err);
-        j.dst = rc ? NULL : mt_calloc(piece, sizeof(float));
-        if (!rc && !j.dst)
-            rc = mt_fail_nomem(err, t->name, piece * sizeof(float));
-    }
+    int rc = buf ? mt_packer_create(&packer, t, planes, 8 * j.std, mt_pool_n_threads(pool), NULL, err)
+                 : mt_fail_nomem(err, t->name, piece * sizeof(*buf));
+    if (rc)
+        return rc;
     for (j.at = 0; j.at < t->n && !rc; j.at += j.n) {
         j.n = MT_MIN(piece, t->n - j.at);
         mt_pool_run(pool, fill_block, &j, mt_div_up(j.n, BLOCK));
-        rc = packed ? mt_packer_write(packer, j.dst, j.n, err)
-                    : mt_tensor_write_masters(planes, t, j.at, j.n, buf, err);
+        rc = mt_packer_write(packer, buf, j.n, err);
     }
-    if (packed)
-        free(j.dst);
-    return packer ? mt_packer_finish(&packer, rc, err) : rc;
+    return mt_packer_finish(&packer, rc, err);
 }
 
 int mt_weights_init_random(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed,
                            int n_threads, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_pool_destroy) mt_pool *pool = NULL;
-    struct mt_pool_params p = {"init", n_threads, NULL, NULL};
-    MT_FREED float *buf = mt_calloc(PIECE, sizeof(float));
-    int rc = buf ? mt_pool_create(&pool, &p, err)
-                 : mt_fail_nomem(err, "random weights", PIECE * sizeof(float));
+    int rc = mt_pool_create(&pool, &(struct mt_pool_params){"init", n_threads, NULL, NULL}, err);
     for (size_t i = 0; i < l->n_tensors && !rc; i++)
-        rc = init_tensor(l, &l->tensors[i], planes, seed, buf, pool, err);
+        rc = init_tensor(l, &l->tensors[i], planes, seed, pool, err);
     return rc ?: mt_planes_settle(planes, err);
 }

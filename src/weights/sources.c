@@ -69,3 +69,13 @@ uint64_t mt_sources_sum(struct mt_sources *s, const struct mt_tensor *t)
 {
     return s->of[t - s->l->tensors].format ? mt_summer_end(s->plain.summer) : mt_stored_sum(&s->plain, t);
 }
+
+int mt_sources_check_finite(const char *where, const char *tensor, size_t at, const float *x, size_t n,
+                            struct mt_err *err)
+{
+    size_t i = 0;
+    while (i < n && (mt_f32_bits(x[i]) & 0x7fffffffu) < 0x7f7f8000u)
+        i++;
+    return i == n ? 0 : mt_fail(err, MT_ERR_INPUT, -ERANGE, "%s: tensor \"%s\" holds %g at element %zu: weights must be "
+                                "finite and below 3.39e38", where, tensor, (double)x[i], at + i);
+}

@@ -28,3 +28,6 @@ int mt_sources_read_f32(struct mt_sources *s, const struct mt_tensor *t, size_t 
                         struct mt_err *err);
 /** The checksum (struct mt_base_sums) of tensor t, which was just read completely, in order. */
 uint64_t mt_sources_sum(struct mt_sources *s, const struct mt_tensor *t);
+/** Refuses weights of which hi would not be finite: of elements from `at` on of a tensor in `where`, a file or folder. */
+int mt_sources_check_finite(const char *where, const char *tensor, size_t at, const float *x, size_t n,
+                            struct mt_err *err);

@@ -20,15 +20,6 @@
 
 enum { PIECE = 1 << 20 }; /* elements */
 
-/* Index of the first value whose hi plane would not be finite, or n. */
-static size_t first_unfit(const float *x, size_t n)
-{
-    size_t i = 0;
-    while (i < n && (mt_f32_bits(x[i]) & 0x7fffffffu) < 0x7f7f8000u)
-        i++;
-    return i;
-}
-
 static void shape_text(char *buf, size_t len, const int64_t *shape, int n_dims)
 {
     size_t at = 0;
@@ -55,7 +46,6 @@ struct loader {
     const struct mt_layout *l;
     mt_plane_set *planes; /* NULL: nothing is kept */
     const char *dir;
-    float *buf; /* [PIECE] */
     struct mt_packing_cost *cost;
     const atomic_bool *stop; /* ends it with -ECANCELED; NULL: nothing does */
     struct mt_summer summer;
@@ -69,20 +59,16 @@ struct loader {
 static int read_piece(struct loader *l, const struct mt_tensor *t, size_t at, size_t n, float *buf, struct mt_err *err)
 {
     int rc = l->stop && atomic_load(l->stop) ? -ECANCELED : mt_sources_read_f32(&l->sources, t, at, n, buf, err);
-    size_t bad = rc ? n : first_unfit(buf, n);
-    if (bad < n)
-        return mt_fail(err, MT_ERR_INPUT, -ERANGE,
-                       "%s: tensor \"%s\" holds %g at element %zu: weights must be finite and below 3.39e38",
-                       l->dir, t->name, (double)buf[bad], at + bad);
-    return rc;
+    return rc ?: mt_sources_check_finite(l->dir, t->name, at, buf, n, err);
 }
 
 /* The largest magnitude of a matrix and of those that must have its factor, in a first pass; once for all of them. */
-static int find_largest(struct loader *l, const struct mt_tensor *t, float *buf, struct mt_err *err)
+static int find_largest(struct loader *l, const struct mt_tensor *t, struct mt_err *err)
 {
-    int rc = 0;
     if (l->measured && mt_packing_share_factor(l->l, l->measured, t))
         return 0;
+    MT_FREED float *buf = NULL;
+    int rc = MT_NEW(&buf, PIECE, t->name, err);
     l->measured = t;
     l->largest = 0;
     for (const struct mt_tensor *of = l->l->tensors; of < l->l->tensors + l->l->n_tensors && !rc; of++)
@@ -95,33 +81,24 @@ static int find_largest(struct loader *l, const struct mt_tensor *t, float *buf,
     return rc;
 }
 
-static int pack_tensor(struct loader *l, const struct mt_tensor *t, struct mt_err *err)
+/* Reads a tensor as f32 and writes it to the planes, packed if it is there. */
+static int load_values(struct loader *l, const struct mt_tensor *t, struct mt_err *err)
 {
-    struct mt_packer *p;
-    size_t piece = mt_packer_piece(t, PIECE);
-    MT_FREED float *buf = mt_calloc(MT_MAX(piece, (size_t)PIECE), sizeof(float));
-    int rc = buf ? 0 : mt_fail_nomem(err, t->name, piece * sizeof(float));
-    if (!rc && t->packed == MT_PACKED_NVFP4)
-        rc = find_largest(l, t, buf, err);
-    rc = rc ?: mt_packer_create(&p, t, l->planes, l->largest, 0, l->cost, err);
-    bool made = !rc;
+    struct mt_packer *p = NULL;
+    size_t piece = MT_MIN(mt_packer_piece(t, PIECE), t->n);
+    MT_FREED float *buf = mt_alloc_aligned(piece * sizeof(*buf));
+    int rc = buf ? 0 : mt_fail_nomem(err, t->name, piece * sizeof(*buf));
+    if (!rc && l->planes && t->kind == MT_RANGE_PACKED && t->packed == MT_PACKED_NVFP4)
+        rc = find_largest(l, t, err);
+    if (!rc && l->planes)
+        rc = mt_packer_create(&p, t, l->planes, l->largest, 0, l->cost, err);
     for (size_t at = 0; at < t->n && !rc; at += piece) {
         size_t n = MT_MIN(piece, t->n - at);
-        rc = read_piece(l, t, at, n, buf, err) ?: mt_packer_write(p, buf, n, err);
+        rc = read_piece(l, t, at, n, buf, err);
+        if (!rc && p)
+            rc = mt_packer_write(p, buf, n, err);
     }
-    return made ? mt_packer_finish(&p, rc, err) : rc;
-}
-
-static int load_masters(struct loader *l, const struct mt_tensor *t, struct mt_err *err)
-{
-    int rc = 0;
-    for (size_t at = 0; at < t->n && !rc; at += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, t->n - at);
-        rc = read_piece(l, t, at, n, l->buf, err);
-        if (!rc && l->planes)
-            rc = mt_tensor_write_masters(l->planes, t, at, n, l->buf, err);
-    }
-    return rc;
+    return p ? mt_packer_finish(&p, rc, err) : rc;
 }
 
 static void take_source(struct loader *l, const struct mt_tensor *t)
@@ -141,7 +118,7 @@ static int load_tensor(struct loader *l, const struct mt_tensor *t, uint64_t *su
         *sum = mt_summer_end(&l->summer);
         return rc;
     }
-    rc = t->kind == MT_RANGE_PACKED && l->planes ? pack_tensor(l, t, err) : load_masters(l, t, err);
+    rc = load_values(l, t, err);
     if (!rc)
         *sum = mt_sources_sum(&l->sources, t);
     return rc;
@@ -154,17 +131,13 @@ static int start_loader(struct loader *v, const struct mt_layout *l, mt_plane_se
     *v = (struct loader){.l = l, .planes = planes, .dir = dir};
     int rc = mt_sources_open(&v->sources, l, dir, err);
     v->sources.plain.summer = &v->summer;
-    rc = rc ?: mt_summer_init(&v->summer, err);
-    if (!rc && !(v->buf = mt_calloc(PIECE, sizeof(*v->buf))))
-        rc = mt_fail_nomem(err, "loading weights", PIECE * sizeof(float));
-    return rc;
+    return rc ?: mt_summer_init(&v->summer, err);
 }
 
 static void finish_loader(struct loader *v)
 {
     mt_summer_finish(&v->summer);
     mt_sources_close(&v->sources);
-    free(v->buf);
     free(v->known);
 }
 
@@ -337,42 +310,26 @@ static cJSON *sealed_item(const struct loader *v, const struct mt_tensor *t, con
     return cJSON_IsString(w) ? (cJSON *)w : NULL;
 }
 
-static bool has_sum(const struct loader *v, const cJSON *want)
-{
-    return strtoull(want->valuestring, NULL, 16) == mt_summer_plain(&v->summer);
-}
-
-/* Loads a tensor; if the model's seal has another sum of it, once more. */
-static int load_sealed(struct loader *v, const struct mt_tensor *t, cJSON *want, uint64_t *have, struct mt_err *err)
-{
-    int rc = load_tensor(v, t, have, err);
-    if (!rc && !has_sum(v, want)) {
-        mt_warn("%s: tensor \"%s\" was not read as it was written: it is read again (is the drive failing?)", path_of(v),
-                t->name);
-        drop_cached(&v->sources.st);
-        rc = load_tensor(v, t, have, err);
-        if (!rc && !has_sum(v, want))
-            rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG,
-                         "%s: tensor \"%s\" is damaged: it has another checksum than was written (%s/megatrain holds its "
-                         "checksums: remove that folder if the change is intended)", path_of(v), want->string, v->dir);
-    }
-    if (!rc)
-        want->valueint = MT_SEAL_COMPARED;
-    return rc;
-}
-
-/* Loads a tensor; if this machine knows another sum of it, once more. */
-static int load_known(struct loader *v, const struct mt_tensor *t, uint64_t want, uint64_t *have, struct mt_err *err)
+/* Loads a tensor; if it has another sum than `want` (0: not known), once more. sealed: that of the model's seal; NULL: it is
+ * what this machine knows. */
+static int load_twice(struct loader *v, const struct mt_tensor *t, uint64_t want, cJSON *sealed, uint64_t *have,
+                      struct mt_err *err)
 {
     char record[4096];
-    int rc = load_tensor(v, t, have, err);
-    if (rc || !want || *have == want)
-        return rc;
-    mt_warn("%s: tensor \"%s\" was not read as it was before: it is read again (is the drive failing?)", path_of(v), t->name);
-    drop_cached(&v->sources.st);
-    rc = load_tensor(v, t, have, err);
-    if (rc || *have == want)
-        return rc;
+    for (int tries = 0; tries < 2; tries++) {
+        int rc = load_tensor(v, t, have, err);
+        if (rc || (sealed ? mt_summer_plain(&v->summer) == want : !want || *have == want))
+            return rc;
+        if (tries)
+            break;
+        mt_warn("%s: tensor \"%s\" was not read as it was %s: it is read again (is the drive failing?)", path_of(v), t->name,
+                sealed ? "written" : "before");
+        drop_cached(&v->sources.st);
+    }
+    if (sealed)
+        return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG,
+                       "%s: tensor \"%s\" is damaged: it has another checksum than was written (%s/megatrain holds its "
+                       "checksums: remove that folder if the change is intended)", path_of(v), sealed->string, v->dir);
     mt_known_sums_path(record, sizeof(record), &v->sources.st);
     return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
                    "%s: tensor \"%s\" is not what this machine has read before, but the file's size and time are the same: "
@@ -408,7 +365,9 @@ static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool 
         }
         uint64_t known = v->known && !is_decoded(v, t) ? v->known[i] : 0;
         cJSON *seal = base ? sealed_item(v, t, base->sealed, &last_sealed) : NULL;
-        rc = seal ? load_sealed(v, t, seal, &have, err) : load_known(v, t, known, &have, err);
+        rc = load_twice(v, t, seal ? strtoull(seal->valuestring, NULL, 16) : known, seal, &have, err);
+        if (!rc && seal)
+            seal->valueint = MT_SEAL_COMPARED;
         if (!rc && w)
             rc = check_base(v, t, want, have, err);
         if (!rc && base && t->in_base)
@@ -517,20 +476,17 @@ int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const 
 
 int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err)
 {
-    struct mt_sources s;
-    bool any = false;
-    for (size_t i = 0; i < l->n_tensors; i++)
-        any |= l->tensors[i].kind == MT_RANGE_PACKED && !l->tensors[i].in_base;
-    int rc = any ? mt_sources_open(&s, l, dir, err) : 0;
-    for (size_t i = 0; any && i < l->n_tensors && !rc; i++) {
+    MT_CLOSED_BY(mt_sources_close) struct mt_sources s = {.of = NULL};
+    int rc = 0;
+    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         if (t->kind != MT_RANGE_PACKED || t->in_base)
             continue;
-        rc = s.of[i].format ? mt_packed_copy(&s.st, &s.of[i], t, planes, NULL, err)
-                            : mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or not packed",
-                                      dir, t->name);
+        rc = s.of ? 0 : mt_sources_open(&s, l, dir, err);
+        if (!rc)
+            rc = s.of[i].format ? mt_packed_copy(&s.st, &s.of[i], t, planes, NULL, err)
+                                : mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or not packed",
+                                          dir, t->name);
     }
-    if (any)
-        mt_sources_close(&s);
     return rc ?: mt_planes_settle(planes, err);
 }

@@ -13,10 +13,10 @@ static bool is_finite(const struct mt_st_model *st, const struct mt_packed_sourc
     int n = mt_packed_pieces(piece, t);
     bool all = !src->wider_scales;
     for (int i = 0; i < n && all; i++) {
-        const struct mt_st_tensor *from = mt_packed_piece_in(st, src, &piece[i], t);
+        const struct mt_st_tensor *from = mt_packed_piece_in(src, &piece[i]);
         fuzz_assert(!from || (from->n_bytes == piece[i].bytes && from->n_bytes <= sizeof(bytes)));
         all = from && !mt_st_read_raw(st, from, 0, from->n_bytes, bytes, NULL) &&
-              mt_packed_is_finite(t->packed, t->scale, (size_t)i, 0, bytes, from->n_bytes);
+              mt_packed_is_finite(t->packed, t->scale, piece[i].kind, 0, bytes, from->n_bytes);
     }
     return all;
 }
