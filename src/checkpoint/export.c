@@ -49,19 +49,17 @@ struct exporter {
 };
 
 /* The FP32 master of a tensor of the layout; a named tensor of the base model is read from there. */
-static int read_master(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t size, void *dst,
-                       struct mt_err *err)
+static int read_master(void *ctx, const struct mt_values *v, void *dst, struct mt_err *err)
 {
     struct exporter *x = ctx;
     char name[160];
-    (void)size;
-    if (mt_json_get(x->named, t->name))
-        return mt_stored_read_f32(&x->base, t, first, n, dst, err);
-    snprintf(name, sizeof(name), "%s.master", t->name);
+    if (mt_json_get(x->named, v->t->name))
+        return mt_stored_read_f32(&x->base, v->t, v->first, v->n, dst, err);
+    snprintf(name, sizeof(name), "%s.master", v->t->name);
     for (size_t s = 0; s < x->n_states; s++) {
         const struct mt_st_tensor *master = mt_st_find(&x->states[s], name);
         if (master)
-            return mt_st_read_f32(&x->states[s], master, first, n, dst, err);
+            return mt_st_read_f32(&x->states[s], master, v->first, v->n, dst, err);
     }
     return mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT, "the checkpoint's training state has no tensor \"%s\"", name);
 }
@@ -70,8 +68,8 @@ static int read_master(void *ctx, const struct mt_tensor *t, size_t first, size_
 static int read_stored(const struct mt_source *s, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     struct exporter *x = s->ctx;
-    return mt_stored_gather(&x->writer, (size_t)((const struct mt_stored *)s->of - x->layout->stored), first, n,
-                            sizeof(float), dst, err);
+    size_t stored = (size_t)((const struct mt_stored *)s->of - x->layout->stored);
+    return mt_stored_gather(&x->writer, (struct mt_stored_part){stored, 0, sizeof(float)}, first, n, dst, err);
 }
 
 static bool can_be_f32(const struct mt_st_tensor *t)
@@ -360,8 +358,8 @@ static int open_packed(struct exporter *x, const struct mt_export *e, struct mt_
 {
     int rc = e->base ? 0 : mt_st_open_dir(&x->weights, e->from, err);
     rc = rc ?: mt_layout_files_init(&x->packed, x->model.layout, x->model.planes, NULL, err);
-    for (size_t i = 0; !rc && x->f32 && i < x->packed.n; i++)
-        if (!x->packed.of[i].packed)
+    for (size_t i = 0; !rc && x->f32 && i < x->packed.list.n; i++)
+        if (!x->packed.list.p[i].part)
             x->packed.list.p[i].decl.dtype = MT_ST_F32;
     return rc ? rc : mt_layout_files_add_copied(&x->packed, &x->weights, err);
 }

@@ -6,129 +6,43 @@
 #include <string.h>
 
 #include "base/dtype.h"
-#include "base/fs.h"
 #include "base/mem.h"
-#include "checkpoint/merge_base.h"
 #include "device/merge_job.h"
 #include "hf/hf_config.h"
+#include "model/packing.h"
 #include "weights/peft.h"
+#include "weights/sources.h"
 
-/* What the layout says of a tensor of the model's files: its adapter, as in training. */
-struct site {
-    const struct mt_adapter *ad; /* NULL: it has none */
-    const struct mt_adapter_target *target;
-    const struct mt_tensor *of;  /* the layout's tensor; of a tensor of all experts, the first expert's */
-    const struct mt_st_tensor *a, *b, *magnitude; /* in the adapters' file */
-};
-
-/* An expert's matrix that is a tensor of its own in the files, of an adapter of all experts. */
-struct share {
-    size_t expert, part, n_parts; /* part: 0 gate, 1 up, of 2; or the whole of down_proj */
-};
-
-/* A and B of an adapter, as they are used. */
-struct factors {
-    const struct mt_st_tensor *of; /* their A in the file; NULL: none are loaded */
-    float *a, *b;
+/* A tensor of the merged model. */
+struct merged {
+    const struct mt_st_tensor *t;     /* that of the base; decoded: its codes */
+    const struct mt_stored *stored;   /* it is made of the layout's tensors: decoded, or with adapters; NULL: of t alone */
+    bool decoded;
+    const struct mt_st_tensor *whole; /* of the adapters' file: its module was trained whole; NULL: it was not */
 };
 
 struct mt_merge {
     struct mt_adapter_spec spec;
-    struct mt_st_model st;         /* the adapters */
-    struct mt_merge_base base;
+    struct mt_st_model st;          /* the adapters */
+    const struct mt_st_model *base;
     const struct mt_family *family;
-    struct mt_layout *layout;      /* of the base with the adapters */
-    const struct mt_stored **name; /* [layout->n_stored] by name */
-    struct site *site;             /* [layout->n_stored] */
-    bool open, f32, bf16;          /* bf16: the base has bf16 tensors */
-    bool exact, exact_bf16;        /* mt_merge_as_trained(), in bf16 */
-    bool keeps;                    /* mt_merge_keep_dtypes() */
-    const struct mt_merged *now;   /* the tensor whose A and B are loaded */
-    struct factors kept[2];        /* experts' matrices take turns: of gate_up_proj, and of down_proj or any other */
-    /* Of a matrix [out, in]: [rank, in], [out, rank]. Of all experts' [experts, in, out] (turned): [experts * rank, in],
-     * [experts * rank, out]. Of their [experts, out, in], and of an expert's own (share): [experts * rank, in],
-     * [parts * out, rank * experts]. */
-    const float *a, *b;
-    float *row;                    /* [width] */
-    struct share share;            /* n_parts 0: none */
-    bool turned;
-    size_t experts;                /* that a and b are for */
-    float *by;                     /* [out] with DoRA: magnitude / |W + s B A|; NULL: 1 */
-    size_t rank, in, width;        /* width: columns of a row of the tensor */
-    float scale;
+    struct mt_layout *layout;       /* of the base with the adapters, as in training */
+    struct mt_sources sources;      /* of the base */
+    struct mt_stored_writer writer; /* assembles its tensors, with the adapters */
+    struct mt_stored_reader factors[2][2]; /* A and others, B; of gate_up_proj, whose matrices take turns with others' */
+    struct merged *tensors;
+    size_t n;
+    bool f32, bf16;                 /* bf16: the base has bf16 tensors */
+    bool decodes;                   /* what is packed is decoded */
+    bool exact, exact_bf16;         /* mt_merge_as_trained(), in bf16 */
+    bool keeps;                     /* mt_merge_keep_dtypes() */
+    const struct mt_tensor *now;    /* whose A and B are loaded */
+    struct mt_merge_place place;    /* of these */
+    float *a, *b;                   /* [rank, in], [out, rank] */
+    float *row;                     /* [in] */
+    float *by;                      /* [out] with DoRA: magnitude / |W + s B A|; NULL: 1 */
     struct mt_rounded rounding;
 };
-
-static int by_name(const void *a, const void *b)
-{
-    return strcmp((*(const struct mt_stored *const *)a)->name, (*(const struct mt_stored *const *)b)->name);
-}
-
-static int compare_name(const void *name, const void *stored)
-{
-    return strcmp(name, (*(const struct mt_stored *const *)stored)->name);
-}
-
-/* Of the files' tensor of that name; NULL: it has no adapter. */
-static struct site *site_of(const struct mt_merge *m, const char *name)
-{
-    const struct mt_stored **found = bsearch(name, m->name, m->layout->n_stored, sizeof(*m->name), compare_name);
-    struct site *s = found ? &m->site[*found - m->layout->stored] : NULL;
-    return s && s->ad ? s : NULL;
-}
-
-/* The tensor of the adapters' file that is, or holds, a target's A, B or magnitudes; NULL: there is none. */
-static const struct mt_st_tensor *factor(const struct mt_merge *m, const struct mt_adapter *ad,
-                                         const struct mt_adapter_target *target, const struct mt_param *p)
-{
-    const struct mt_layout *l = m->layout;
-    size_t before = p == &ad->a ? (size_t)(target - ad->target) : 0; /* those of other targets */
-    for (size_t i = target->tensor; p->n && i < l->n_tensors; i++)
-        if (l->tensors[i].adapter == ad && l->tensors[i].param == p && !before--)
-            return mt_st_find(&m->st, l->stored[l->tensors[i].place.stored].name);
-    return NULL;
-}
-
-static const struct mt_adapter_target *target_of(const struct mt_adapter *ad, size_t tensor)
-{
-    for (size_t i = 0; i < ad->n_targets; i++)
-        if (ad->whole || ad->target[i].tensor == tensor)
-            return &ad->target[i];
-    return NULL;
-}
-
-/* Finds the adapters of the files' tensors. */
-static int find_sites(struct mt_merge *m, struct mt_err *err)
-{
-    const struct mt_layout *l = m->layout;
-    m->name = mt_calloc(l->n_stored, sizeof(*m->name));
-    m->site = mt_calloc(l->n_stored, sizeof(*m->site));
-    if (!m->name || !m->site)
-        return mt_fail_nomem(err, "the adapters", l->n_stored * sizeof(*m->site));
-    for (size_t i = 0; i < l->n_stored; i++)
-        m->name[i] = &l->stored[i];
-    qsort(m->name, l->n_stored, sizeof(*m->name), by_name);
-    for (size_t i = 0; i < l->n_tensors; i++) {
-        const struct mt_tensor *t = &l->tensors[i];
-        const struct mt_adapter *ad = t->adapter ? NULL : t->param->adapter;
-        const struct mt_adapter_target *target = ad ? target_of(ad, i) : NULL;
-        struct site *s = &m->site[t->place.stored];
-        if (target && !s->ad)
-            *s = (struct site){ad, target, t, factor(m, ad, target, &ad->a), factor(m, ad, target, &target->b),
-                               factor(m, ad, target, &target->magnitude)};
-    }
-    return 0;
-}
-
-/* Is it an expert's own tensor, while PEFT has the adapter for all experts? */
-static struct share share_of(const struct mt_merge *m, const struct site *s, const struct mt_st_tensor *t)
-{
-    int part = 0;
-    if (!s->ad->whole || t->n_dims != 2)
-        return (struct share){.n_parts = 0};
-    mt_family_joined(m->family, s->of->usual, &part);
-    return (struct share){(size_t)s->of->expert, (size_t)part, s->ad->whole->usual[1] ? 2 : 1};
-}
 
 /* The tensor of a module that was trained whole. */
 static const struct mt_st_tensor *whole(const struct mt_merge *m, const char *tensor)
@@ -140,18 +54,61 @@ static const struct mt_st_tensor *whole(const struct mt_merge *m, const char *te
     return mt_st_find(&m->st, name);
 }
 
-/* mt_peft_check() has compared them with the layout; here it is the base's own tensor. */
-static int check_shapes(const struct mt_merge *m, const struct site *s, const struct mt_st_tensor *t,
-                        struct mt_err *err)
+/* Has one of the layout's tensors that it holds an adapter? */
+static bool is_adapted(const struct mt_merge *m, const struct mt_stored *s)
 {
-    int64_t parts = MT_MAX((int64_t)share_of(m, s, t).n_parts, (int64_t)1);
-    bool all = t->n_dims == 3 && s->ad->whole;
-    int in = all && !s->ad->whole->is_transposed ? 2 : 1, out = all ? 3 - in : 0; /* dimensions */
-    if ((all || t->n_dims == 2) && s->a->shape[1] == t->shape[in] &&
-        s->b->shape[0] == (all ? 1 : parts) * t->shape[out])
-        return 0;
-    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the adapter of \"%s\" has another shape than the model's matrix",
-                   m->st.files[0].path, t->name);
+    struct mt_merge_place p;
+    for (size_t i = s->first_piece; i < s->first_piece + s->n_pieces; i++)
+        if (mt_adapter_of(&m->layout->tensors[m->layout->pieces[i]], &p))
+            return true;
+    return false;
+}
+
+static const struct mt_packed_source *source_of(const struct mt_merge *m, const struct mt_stored *s)
+{
+    return &m->sources.of[m->layout->pieces[s->first_piece]];
+}
+
+/* --- the tensors -------------------------------------------------------------------------------------- */
+
+/* held: [n_tensors] of the files, the layout's tensor that it is, or whose codes it is; NULL: none. What is packed is
+ * decoded if any of it changes, since packing the result again would lose what adapters add. */
+static void list_tensors(struct mt_merge *m, const struct mt_stored *const *held)
+{
+    const struct mt_st_model *base = m->base;
+    bool all = m->f32;
+    for (size_t i = 0; i < base->n_tensors && !all; i++)
+        all = held[i] && source_of(m, held[i])->format && (is_adapted(m, held[i]) || whole(m, held[i]->name));
+    for (size_t i = 0; i < base->n_tensors; i++) {
+        const struct mt_st_tensor *t = &base->tensors[i];
+        bool packed = held[i] && source_of(m, held[i])->format;
+        if (all && !packed && mt_packed_is_piece(t->name))
+            continue;
+        struct merged x = {.t = t, .decoded = all && packed};
+        if (x.decoded || (held[i] && is_adapted(m, held[i])))
+            x.stored = held[i];
+        x.whole = whole(m, x.decoded ? x.stored->name : t->name);
+        m->tensors[m->n++] = x;
+        m->decodes |= x.decoded;
+    }
+}
+
+static int open_base(struct mt_merge *m, struct mt_err *err)
+{
+    const struct mt_layout *l = m->layout;
+    MT_FREED const struct mt_stored **held = mt_calloc(m->base->n_tensors, sizeof(*held));
+    m->tensors = mt_calloc(m->base->n_tensors, sizeof(*m->tensors));
+    m->sources.st = *m->base;
+    int rc = held && m->tensors ? mt_sources_find(&m->sources, l, err)
+                                : mt_fail_nomem(err, "an export", m->base->n_tensors * sizeof(*m->tensors));
+    for (size_t i = 0; i < l->n_stored && !rc; i++) {
+        const struct mt_st_tensor *t = source_of(m, &l->stored[i])->codes;
+        if (t)
+            held[t - m->base->tensors] = &l->stored[i];
+    }
+    if (!rc)
+        list_tensors(m, held);
+    return rc;
 }
 
 static int fail_other_model(const struct mt_merge *m, size_t fit, size_t all, const char *what, struct mt_err *err)
@@ -160,27 +117,46 @@ static int fail_other_model(const struct mt_merge *m, size_t fit, size_t all, co
                    "one? Name that with --model", m->st.files[0].path, fit, all, what);
 }
 
+/* As it is in the base, or is decoded. */
+static struct mt_st_decl decl_of(const struct mt_merge *m, const struct merged *x)
+{
+    return x->decoded ? mt_stored_decl(x->stored) : mt_source_raw(m->base, x->t).decl;
+}
+
+static bool same_shape(struct mt_st_decl a, struct mt_st_decl b)
+{
+    return a.n_dims == b.n_dims && !memcmp(a.shape, b.shape, (size_t)a.n_dims * sizeof(*a.shape));
+}
+
+/* mt_peft_check() has compared the adapters with the layout, this compares that with the base's own tensors. */
+static int check_shapes(const struct mt_merge *m, const struct merged *x, struct mt_err *err)
+{
+    struct mt_st_decl is = decl_of(m, x);
+    if (x->stored && !same_shape(mt_stored_decl(x->stored), is))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the adapter of \"%s\" has another shape than the model's matrix",
+                       m->st.files[0].path, is.name);
+    if (x->whole && !same_shape(mt_source_raw(&m->st, x->whole).decl, is))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"%s\" has another shape than the model's", m->st.files[0].path,
+                       x->whole->name);
+    return 0;
+}
+
 /* Does the base have a matrix for every adapter, and a tensor for each that was trained whole? */
 static int check_base(struct mt_merge *m, struct mt_err *err)
 {
-    size_t used = m->layout->n_adapter_stored, all = 0, lacking = 0;
+    const struct mt_layout *l = m->layout;
+    size_t used = l->n_adapter_stored, all = 0, lacking = 0;
     bool table = false, head = false;
     int rc = 0;
-    for (size_t i = 0; i < m->layout->n_stored; i++)
-        lacking += m->site[i].ad != NULL;
-    for (size_t i = 0; i < m->base.n && !rc; i++) {
-        const struct mt_st_tensor *t = &m->base.tensors[i].t, *w = whole(m, t->name);
-        m->bf16 |= t->dtype == MT_ST_BF16;
-        head |= !strcmp(t->name, "lm_head.weight");
-        table |= w && !strcmp(t->name, "model.embed_tokens.weight");
-        used += w != NULL;
-        if (w && (w->n_elems != t->n_elems || w->n_dims != t->n_dims))
-            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"%s\" has another shape than the model's", m->st.files[0].path,
-                         w->name);
-        const struct site *s = site_of(m, t->name);
-        lacking -= s != NULL;
-        if (!rc && s)
-            rc = check_shapes(m, s, t, err);
+    for (size_t i = 0; i < l->n_stored; i++)
+        lacking += is_adapted(m, &l->stored[i]) && !source_of(m, &l->stored[i])->codes;
+    for (size_t i = 0; i < m->n && !rc; i++) {
+        const struct merged *x = &m->tensors[i];
+        m->bf16 |= decl_of(m, x).dtype == MT_ST_BF16;
+        head |= !strcmp(x->t->name, "lm_head.weight");
+        table |= x->whole && !strcmp(x->t->name, "model.embed_tokens.weight");
+        used += x->whole != NULL;
+        rc = check_shapes(m, x, err);
     }
     for (size_t i = 0; i < m->st.n_tensors; i++) {
         const char *name = m->st.tensors[i].name;
@@ -214,14 +190,202 @@ static int lay_out(struct mt_merge *m, const struct mt_hf_config *cfg, const cha
         return fail_other_model(m, all - other, all, "modules", err);
     if (rc)
         return mt_fail_prefix(err, rc, "%s", m->st.files[0].path);
-    rc = mt_peft_check(m->layout, dir, err);
-    return rc ?: find_sites(m, err);
+    return mt_peft_check(m->layout, dir, err);
 }
 
-static bool changes(const void *ctx, const char *name)
+/* --- a tensor of the layout -------------------------------------------------------------------------- */
+
+/* The half of masters that is computed with. */
+static void keep_hi(const struct mt_merge *m, float *x, size_t n)
 {
-    return site_of(ctx, name) || whole(ctx, name);
+    for (size_t i = 0; i < n && m->exact_bf16; i++) {
+        uint16_t hi, lo;
+        mt_master_split(x[i], &hi, &lo);
+        x[i] = mt_bf16_to_f32(hi);
+    }
 }
+
+static int read_base(struct mt_merge *m, const struct mt_tensor *t, size_t first, size_t n, float *w,
+                     struct mt_err *err)
+{
+    bool packed = m->sources.of[t - m->layout->tensors].format;
+    int rc = mt_sources_read_f32(&m->sources, t, first, n, w, err);
+    for (size_t i = 0; i < n && m->exact_bf16 && packed; i++)
+        w[i] = mt_bf16_to_f32(mt_f32_to_bf16(w[i]));
+    if (!packed)
+        keep_hi(m, w, n);
+    return rc;
+}
+
+/* w[j] += s (B A)[row, j] for columns [j, j + n) of a row. */
+static void add_row(const struct mt_merge *m, size_t row, size_t j, size_t n, float *w)
+{
+    size_t in = (size_t)m->now->shape[1], rank = m->place.rank;
+    memset(m->row, 0, n * sizeof(float));
+    for (size_t k = 0; k < rank; k++)
+        for (size_t i = 0; i < n; i++)
+            m->row[i] += m->b[row * rank + k] * m->a[k * in + j + i];
+    for (size_t i = 0; i < n; i++)
+        w[i] += m->place.scale * m->row[i];
+}
+
+/* Reads the model's matrix once, to compute the norms of its rows with the adapter added. */
+static int take_lengths(struct mt_merge *m, struct mt_err *err)
+{
+    size_t in = (size_t)m->now->shape[1];
+    MT_FREED float *w = mt_calloc(in, sizeof(float));
+    int rc = w ? 0 : mt_fail_nomem(err, m->now->name, in * sizeof(float));
+    for (size_t row = 0; row < (size_t)m->now->shape[0] && !rc; row++) {
+        double sum = 0;
+        rc = read_base(m, m->now, row * in, in, w, err);
+        if (!rc)
+            add_row(m, row, 0, in, w);
+        for (size_t i = 0; i < in && !rc; i++)
+            sum += (double)w[i] * (double)w[i];
+        m->by[row] = m->exact ? m->by[row] * (1 / mt_merge_row_norm(w, in)) : (float)((double)m->by[row] / sqrt(sum));
+    }
+    return rc;
+}
+
+static void forget(struct mt_merge *m)
+{
+    float **of[] = {&m->a, &m->b, &m->row, &m->by};
+    for (size_t i = 0; i < MT_ARRAY_LEN(of); i++) {
+        free(*of[i]);
+        *of[i] = NULL;
+    }
+    m->now = NULL;
+}
+
+/* n elements of the adapters from element `at` of the unit on. */
+static int read_factor(struct mt_merge *m, int which, size_t at, size_t n, float **to, struct mt_err *err)
+{
+    const struct mt_tensor *t = mt_unit_tensor_at(m->layout, m->now->unit, at);
+    const struct mt_fused_tensor *all = t->adapter->whole;
+    *to = mt_calloc(n, sizeof(float));
+    int rc = *to ? mt_stored_read_f32(&m->factors[which][all && all->usual[1]], t, at - t->first, n, *to, err)
+                 : mt_fail_nomem(err, t->name, n * sizeof(float));
+    if (!rc)
+        keep_hi(m, *to, n);
+    return rc;
+}
+
+/* Loads A and B of the tensor, and DoRA's row factors. *any: it has an adapter. */
+static int take_factors(struct mt_merge *m, const struct mt_tensor *t, bool *any, struct mt_err *err)
+{
+    struct mt_merge_place p;
+    *any = mt_adapter_of(t, &p);
+    if (!*any || m->now == t)
+        return 0;
+    forget(m);
+    m->now = t;
+    m->place = p;
+    size_t out = (size_t)t->shape[0], in = (size_t)t->shape[1];
+    m->row = mt_calloc(in, sizeof(float));
+    int rc = m->row ? 0 : mt_fail_nomem(err, t->name, in * sizeof(float));
+    rc = rc ?: read_factor(m, 0, p.a, p.rank * in, &m->a, err)
+            ?: read_factor(m, 1, p.b, out * p.rank, &m->b, err);
+    if (!rc && p.magnitude != SIZE_MAX)
+        rc = read_factor(m, 0, p.magnitude, out, &m->by, err) ?: take_lengths(m, err);
+    m->now = rc ? NULL : t;
+    return rc;
+}
+
+static void add_adapter(const struct mt_merge *m, size_t first, size_t n, float *w)
+{
+    size_t in = (size_t)m->now->shape[1];
+    for (size_t at = first, len; at < first + n; at += len) {
+        size_t row = at / in, col = at % in;
+        len = MT_MIN(in - col, first + n - at);
+        add_row(m, row, col, len, w + (at - first));
+        for (size_t i = 0; m->by && i < len; i++)
+            w[at - first + i] *= m->by[row];
+    }
+    for (size_t k = 0; m->exact && k < n; k++)
+        w[k] = mt_bf16_to_f32(mt_f32_to_bf16(w[k]));
+}
+
+static void round_all(uint16_t *dst, const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = mt_f32_to_bf16(x[i]);
+}
+
+/* The model's with its adapter: in f32, or rounded to bf16. */
+static int read_tensor(void *ctx, const struct mt_values *v, void *dst, struct mt_err *err)
+{
+    struct mt_merge *m = ctx;
+    size_t n = v->n;
+    bool rounds = v->size != sizeof(float), adapted;
+    MT_FREED float *was = rounds ? mt_alloc_aligned(2 * n * sizeof(float)) : NULL;
+    float *x = rounds ? was + n : dst;
+    if (rounds && !was)
+        return mt_fail_nomem(err, v->t->name, 2 * n * sizeof(float));
+    int rc = take_factors(m, v->t, &adapted, err) ?: read_base(m, v->t, v->first, n, x, err);
+    if (rc)
+        return rc;
+    if (rounds && adapted)
+        memcpy(was, x, n * sizeof(float));
+    if (adapted)
+        add_adapter(m, v->first, n, x);
+    if (rounds)
+        round_all(dst, x, n);
+    if (rounds && adapted)
+        mt_rounded_add(&m->rounding, was, x, dst, n);
+    return 0;
+}
+
+/* --- a tensor of the files ----------------------------------------------------------------------------- */
+
+static int read_merged(const struct mt_source *source, size_t first, size_t n, void *dst, struct mt_err *err)
+{
+    struct mt_merge *m = source->ctx;
+    const struct merged *x = source->of;
+    enum mt_st_dtype dtype = source->decl.dtype;
+    if (dtype != MT_ST_F32 && dtype != MT_ST_BF16)
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is %s, into which adapters cannot be merged: set --dtype f32",
+                       source->decl.name, mt_st_dtype_name(dtype));
+    if (x->stored && !x->whole) {
+        struct mt_stored_part of = {(size_t)(x->stored - m->layout->stored), 0, mt_st_dtype_size(dtype)};
+        return mt_stored_gather(&m->writer, of, first, n, dst, err);
+    }
+    bool rounds = dtype == MT_ST_BF16;
+    MT_FREED float *own = rounds ? mt_alloc_aligned(n * sizeof(*own)) : NULL;
+    float *w = rounds ? own : dst;
+    int rc = w ? mt_st_read_f32(x->whole ? &m->st : m->base, x->whole ? x->whole : x->t, first, n, w, err)
+               : mt_fail_nomem(err, x->t->name, n * sizeof(float));
+    if (!rc && !x->whole)
+        keep_hi(m, w, n);
+    if (!rc && rounds)
+        round_all(dst, w, n);
+    return rc;
+}
+
+static enum mt_st_dtype dtype_of(const struct mt_merge *m, enum mt_st_dtype own)
+{
+    if (m->keeps)
+        return own == MT_ST_F16 ? MT_ST_F32 : own;
+    return m->f32 ? MT_ST_F32 : m->bf16 ? own : MT_ST_BF16;
+}
+
+int mt_merge_list(struct mt_merge *m, bool differing, struct mt_source_list *out, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < m->n && !rc; i++) {
+        const struct merged *x = &m->tensors[i];
+        bool differs = x->whole || (x->stored && is_adapted(m, x->stored));
+        struct mt_source s = {decl_of(m, x), read_merged, m, x, 0};
+        enum mt_st_dtype dtype = dtype_of(m, s.decl.dtype);
+        if (!differs && !x->decoded && dtype == s.decl.dtype)
+            s = mt_source_raw(m->base, x->t);
+        s.decl.dtype = dtype;
+        if (!differing || differs)
+            rc = mt_source_add(out, s, err);
+    }
+    return rc;
+}
+
+/* --- opening ---------------------------------------------------------------------------------------- */
 
 int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_model *base, const char *model_dir,
                   bool f32, struct mt_err *err)
@@ -230,39 +394,25 @@ int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_mod
     MT_FREED struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
     int rc = m && cfg ? mt_hf_config_read(cfg, model_dir, err) : mt_fail_nomem(err, dir, sizeof(*cfg));
     if (!rc) {
+        m->base = base;
         m->f32 = f32;
         m->family = cfg->family;
-        rc = mt_peft_read_spec(&m->spec, dir, err);
     }
-    const char *path = MT_PATH("%s/" MT_PEFT_WEIGHTS, dir);
-    if (!rc) {
-        rc = mt_st_open_file(&m->st, path, err);
-        m->open = !rc;
-    }
-    rc = rc ?: lay_out(m, cfg, dir, err)
-            ?: mt_merge_base_open(&m->base, base, m->layout, f32, changes, m, err)
+    rc = rc ?: mt_peft_read_spec(&m->spec, dir, err)
+            ?: mt_peft_open_weights(&m->st, dir, err)
+            ?: lay_out(m, cfg, dir, err)
+            ?: open_base(m, err)
             ?: check_base(m, err)
             ?: mt_peft_compare_copies(m->layout, dir, model_dir, err);
-    if (rc)
+    if (rc) {
         mt_merge_close(&m);
-    else
-        *out = m;
-    return rc;
-}
-
-static void forget(struct mt_merge *m)
-{
-    free(m->row);
-    free(m->by);
-    m->row = m->by = NULL;
-    m->now = NULL;
-}
-
-static void forget_factors(struct factors *f)
-{
-    free(f->a);
-    free(f->b);
-    *f = (struct factors){.of = NULL};
+        return rc;
+    }
+    m->writer = (struct mt_stored_writer){.l = m->layout, .read = read_tensor, .ctx = m};
+    for (int i = 0; i < 4; i++)
+        mt_stored_reader_init(&m->factors[i / 2][i % 2], m->layout, &m->st, NULL);
+    *out = m;
+    return 0;
 }
 
 void mt_merge_close(struct mt_merge **merge)
@@ -271,24 +421,16 @@ void mt_merge_close(struct mt_merge **merge)
     if (!m)
         return;
     forget(m);
-    forget_factors(&m->kept[0]);
-    forget_factors(&m->kept[1]);
-    mt_merge_base_close(&m->base);
-    if (m->open)
-        mt_st_close(&m->st);
+    for (int i = 0; i < 4; i++)
+        mt_stored_reader_finish(&m->factors[i / 2][i % 2]);
+    mt_stored_writer_finish(&m->writer);
+    mt_sources_forget(&m->sources);
+    mt_st_close(&m->st);
     mt_adapter_spec_finish(&m->spec);
     mt_layout_destroy(&m->layout);
-    free(m->name);
-    free(m->site);
+    free(m->tensors);
     free(m);
     *merge = NULL;
-}
-
-static enum mt_st_dtype dtype_of(const struct mt_merge *m, const struct mt_st_tensor *t)
-{
-    if (m->keeps)
-        return t->dtype == MT_ST_F16 ? MT_ST_F32 : t->dtype;
-    return m->f32 ? MT_ST_F32 : m->bf16 ? t->dtype : MT_ST_BF16;
 }
 
 void mt_merge_keep_dtypes(struct mt_merge *m)
@@ -302,227 +444,12 @@ void mt_merge_as_trained(struct mt_merge *m, enum mt_dtype dtype)
     m->exact_bf16 = dtype == MT_BF16;
 }
 
-/* The half of masters that is computed with. */
-static void keep_hi(const struct mt_merge *m, float *x, size_t n)
-{
-    for (size_t i = 0; i < n && m->exact_bf16; i++) {
-        uint16_t hi, lo;
-        mt_master_split(x[i], &hi, &lo);
-        x[i] = mt_bf16_to_f32(hi);
-    }
-}
-
-/* Elements of the base as a run begins with them. */
-static int read_base(struct mt_merge *m, const struct mt_merged *x, size_t first, size_t n, float *w,
-                     struct mt_err *err)
-{
-    int rc = mt_merge_base_read(&m->base, x, first, n, w, err);
-    bool packed = x->stored;
-    for (size_t i = 0; i < n && m->exact_bf16 && packed; i++)
-        w[i] = mt_bf16_to_f32(mt_f32_to_bf16(w[i]));
-    if (!packed)
-        keep_hi(m, w, n);
-    return rc;
-}
-
 bool mt_merge_decodes(const struct mt_merge *m)
 {
-    return m->base.decodes;
-}
-
-/* A row of B A: the sum over k of by[k * step] rows[k, :]. */
-struct outer {
-    const float *by, *rows;
-    size_t step;
-};
-
-static struct outer outer_of(const struct mt_merge *m, size_t row)
-{
-    bool whole = m->now->t.n_dims == 3;
-    const struct share *s = &m->share;
-    if (s->n_parts) {
-        size_t below = s->part * (size_t)m->now->t.shape[0] + row; /* rows of B */
-        return (struct outer){m->b + below * m->rank * m->experts + s->expert, m->a + s->expert * m->rank * m->in,
-                              m->experts};
-    }
-    if (whole && !m->turned) {
-        size_t out = (size_t)m->now->t.shape[1], expert = row / out;
-        const float *b = m->b + row % out * m->rank * m->experts + expert;
-        return (struct outer){b, m->a + expert * m->rank * m->in, m->experts};
-    }
-    size_t first = whole ? row / m->in * m->rank : 0; /* of A and B: the expert's */
-    return whole ? (struct outer){m->a + first * m->in + row % m->in, m->b + first * m->width, m->in}
-                 : (struct outer){m->b + row * m->rank, m->a, 1};
-}
-
-/* w[j] += s (B A)[row, j] for columns [j, j + n) of a row. */
-static void add_row(const struct mt_merge *m, size_t row, size_t j, size_t n, float *w)
-{
-    struct outer o = outer_of(m, row);
-    memset(m->row, 0, n * sizeof(float));
-    for (size_t k = 0; k < m->rank; k++)
-        for (size_t i = 0; i < n; i++)
-            m->row[i] += o.by[k * o.step] * o.rows[k * m->width + j + i];
-    for (size_t i = 0; i < n; i++)
-        w[i] += m->scale * m->row[i];
-}
-
-/* Reads the model's matrix once, to compute the norms of its rows with the adapter added. */
-static int take_lengths(struct mt_merge *m, const struct mt_merged *x, const struct mt_st_tensor *magnitude,
-                        struct mt_err *err)
-{
-    const struct mt_st_tensor *t = &x->t;
-    size_t out = (size_t)t->shape[0];
-    MT_FREED float *w = mt_calloc(m->in, sizeof(float));
-    m->by = mt_calloc(out, sizeof(float));
-    int rc = w && m->by ? mt_st_read_f32(&m->st, magnitude, 0, out, m->by, err)
-                        : mt_fail_nomem(err, t->name, (m->in + out) * sizeof(float));
-    if (!rc)
-        keep_hi(m, m->by, out);
-    for (size_t row = 0; row < out && !rc; row++) {
-        double sum = 0;
-        rc = read_base(m, x, row * m->in, m->in, w, err);
-        if (!rc)
-            add_row(m, row, 0, m->in, w);
-        for (size_t i = 0; i < m->in && !rc; i++)
-            sum += (double)w[i] * (double)w[i];
-        m->by[row] = m->exact ? m->by[row] * (1 / mt_merge_row_norm(w, m->in))
-                              : (float)((double)m->by[row] / sqrt(sum));
-    }
-    return rc;
-}
-
-/* From [out, rank * experts], experts fastest, to [experts * rank, out]. */
-static int turn_b(struct mt_merge *m, float **b, struct mt_err *err)
-{
-    size_t out = m->width, n = m->experts * m->rank;
-    float *to = mt_calloc(n * out, sizeof(float));
-    if (!to)
-        return mt_fail_nomem(err, "an adapter", n * out * sizeof(float));
-    for (size_t o = 0; o < out; o++)
-        for (size_t k = 0; k < n; k++)
-            to[(k % m->experts * m->rank + k / m->experts) * out + o] = (*b)[o * n + k];
-    free(*b);
-    *b = to;
-    return 0;
-}
-
-static int load_factors(struct mt_merge *m, struct factors *f, const struct mt_st_tensor *a,
-                        const struct mt_st_tensor *b, bool turned, struct mt_err *err)
-{
-    if (f->of == a)
-        return 0;
-    forget_factors(f);
-    f->a = mt_calloc(a->n_elems, sizeof(float));
-    f->b = mt_calloc(b->n_elems, sizeof(float));
-    int rc = f->a && f->b ? mt_st_read_f32(&m->st, a, 0, a->n_elems, f->a, err)
-                          : mt_fail_nomem(err, a->name, (a->n_elems + b->n_elems) * sizeof(float));
-    rc = rc ?: mt_st_read_f32(&m->st, b, 0, b->n_elems, f->b, err);
-    if (!rc) {
-        keep_hi(m, f->a, a->n_elems);
-        keep_hi(m, f->b, b->n_elems);
-    }
-    if (!rc && turned)
-        rc = turn_b(m, &f->b, err);
-    f->of = rc ? NULL : a;
-    return rc;
-}
-
-/* Loads A and B of the tensor, their factor, and DoRA's row factors. */
-static int take_factors(struct mt_merge *m, const struct mt_merged *x, const struct site *s, struct mt_err *err)
-{
-    const struct mt_st_tensor *t = &x->t;
-    if (m->now == x)
-        return 0;
-    forget(m);
-    m->share = share_of(m, s, t);
-    m->scale = s->target->scale;
-    m->experts = s->ad->whole ? (size_t)m->layout->cfg.moe.n_experts : 1;
-    m->rank = s->target->rank;
-    m->in = (size_t)s->a->shape[1];
-    m->width = (size_t)t->shape[t->n_dims - 1];
-    m->row = mt_calloc(m->width, sizeof(float));
-    if (!m->row)
-        return mt_fail_nomem(err, t->name, m->width * sizeof(float));
-    struct factors *f = &m->kept[m->share.n_parts == 2];
-    m->turned = t->n_dims == 3 && s->ad->whole && s->ad->whole->is_transposed;
-    int rc = load_factors(m, f, s->a, s->b, m->turned, err);
-    m->a = f->a;
-    m->b = f->b;
-    m->now = x;
-    if (!rc && m->spec.dora)
-        rc = take_lengths(m, x, s->magnitude, err);
-    m->now = rc ? NULL : x;
-    return rc;
-}
-
-static void add_adapter(const struct mt_merge *m, size_t first, size_t n, float *w)
-{
-    for (size_t at = first; at < first + n;) {
-        size_t row = at / m->width, col = at % m->width, len = MT_MIN(m->width - col, first + n - at);
-        add_row(m, row, col, len, w + (at - first));
-        for (size_t i = 0; m->by && i < len; i++)
-            w[at - first + i] *= m->by[row];
-        at += len;
-    }
+    return m->decodes;
 }
 
 const struct mt_rounded *mt_merge_rounding(const struct mt_merge *m)
 {
     return &m->rounding;
-}
-
-/* base: the elements without the adapter, NULL: there is none. */
-static void round_to_bf16(struct mt_merge *m, const float *x, const float *base, size_t n, uint16_t *dst)
-{
-    for (size_t k = 0; k < n; k++)
-        dst[k] = mt_f32_to_bf16(x[k]);
-    if (base)
-        mt_rounded_add(&m->rounding, base, x, dst, n);
-}
-
-static int read_merged(const struct mt_source *source, size_t first, size_t n, void *dst, struct mt_err *err)
-{
-    struct mt_merge *m = source->ctx;
-    const struct mt_merged *merged = source->of;
-    const struct mt_st_tensor *t = &merged->t, *w = whole(m, t->name);
-    const struct site *s = site_of(m, t->name);
-    enum mt_st_dtype dtype = source->decl.dtype;
-    if (!s && !w && dtype == t->dtype && !merged->stored)
-        return mt_st_read_raw(m->base.st, t, first * mt_st_dtype_size(dtype), n * mt_st_dtype_size(dtype), dst, err);
-    if (dtype != MT_ST_F32 && dtype != MT_ST_BF16)
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is %s, into which adapters cannot be merged: set --dtype f32",
-                       t->name, mt_st_dtype_name(dtype));
-    bool rounds = dtype == MT_ST_BF16;
-    float *x = rounds ? mt_calloc(n, sizeof(float)) : dst, *base = rounds && s ? mt_calloc(n, sizeof(float)) : NULL;
-    int rc = x && (base || !rounds || !s) ? 0 : mt_fail_nomem(err, t->name, n * sizeof(float));
-    rc = rc ?: w ? mt_st_read_f32(&m->st, w, first, n, x, err) : read_base(m, merged, first, n, x, err);
-    if (!rc && s)
-        rc = take_factors(m, merged, s, err);
-    if (!rc && base)
-        memcpy(base, x, n * sizeof(float));
-    if (!rc && s)
-        add_adapter(m, first, n, x);
-    for (size_t k = 0; !rc && s && m->exact && k < n; k++)
-        x[k] = mt_bf16_to_f32(mt_f32_to_bf16(x[k]));
-    if (!rc && rounds)
-        round_to_bf16(m, x, base, n, dst);
-    free(base);
-    if (x != dst)
-        free(x);
-    return rc;
-}
-
-int mt_merge_list(struct mt_merge *m, bool differing, struct mt_source_list *out, struct mt_err *err)
-{
-    int rc = 0;
-    for (size_t i = 0; i < m->base.n && !rc; i++) {
-        const struct mt_merged *x = &m->base.tensors[i];
-        struct mt_source s = mt_source_raw(m->base.st, &x->t);
-        s = (struct mt_source){s.decl, read_merged, m, x, 0};
-        s.decl.dtype = dtype_of(m, &x->t);
-        if (!differing || changes(m, x->t.name))
-            rc = mt_source_add(out, s, err);
-    }
-    return rc;
 }

@@ -38,17 +38,9 @@ static int read_elements(const struct merging *m, const struct mt_tensor *t, siz
 /* The same of adapters, to a new array. */
 static void *read_factor(const struct merging *m, size_t at, size_t n, int *rc, struct mt_err *err)
 {
-    const struct mt_unit *u = &m->l->units[m->t->unit];
-    const struct mt_tensor *t = &m->l->tensors[u->first_tensor];
     void *p = mt_calloc(n, mt_dtype_size(m->dtype));
-    if (!p && !*rc)
-        *rc = mt_fail_nomem(err, m->t->name, n * mt_dtype_size(m->dtype));
-    for (size_t done = 0, k; done < n && !*rc; done += k) { /* A and B of several targets, end to end */
-        while (at + done < t->first || at + done >= t->first + t->n)
-            t++;
-        k = MT_MIN(n - done, t->first + t->n - (at + done));
-        *rc = read_elements(m, t, at + done, k, (char *)p + done * mt_dtype_size(m->dtype), err);
-    }
+    *rc = p ? read_elements(m, mt_unit_tensor_at(m->l, m->t->unit, at), at, n, p, err)
+            : mt_fail_nomem(err, m->t->name, n * mt_dtype_size(m->dtype));
     return p;
 }
 

@@ -32,7 +32,7 @@ struct writer {
     struct mt_layout_files files;
     struct mt_rounded one; /* of the tensor `of`, by this name */
     const char *name;
-    const struct mt_layout_file *of; /* NULL: none */
+    const void *of;        /* NULL: none */
     float *now, *was;      /* a piece of it */
     size_t n_now, n_was;
     cJSON *mine;         /* name of a tensor that this phase trained -> file */
@@ -92,15 +92,16 @@ static const struct mt_st_tensor *plain_before(const struct writer *w, const str
 static int read_trained(const struct mt_source *s, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     struct writer *w = s->ctx;
-    const struct mt_layout_file *of = s->of;
     const struct mt_st_tensor *before = plain_before(w, &s->decl);
+    struct mt_source own = *(const struct mt_source *)s->of;
     uint16_t *hi = dst, lo;
     note_rounding(w, s);
+    own.decl.dtype = before ? MT_ST_F32 : s->decl.dtype;
     if (!before)
-        return mt_stored_gather(&w->files.writer, of->stored, first, n, mt_st_dtype_size(s->decl.dtype), dst, err);
+        return own.read(&own, first, n, dst, err);
     if (!mt_grow(&w->now, &w->n_now, n, sizeof(float)) || !mt_grow(&w->was, &w->n_was, n, sizeof(float)))
         return mt_fail_nomem(err, before->name, n * sizeof(float));
-    int rc = mt_stored_gather(&w->files.writer, of->stored, first, n, sizeof(float), w->now, err)
+    int rc = own.read(&own, first, n, w->now, err)
           ?: mt_st_read_f32(w->o->base, before, first, n, w->was, err);
     for (size_t k = 0; k < n && !rc; k++)
         mt_master_split(w->now[k], &hi[k], &lo);
@@ -153,9 +154,10 @@ static int write_trained(struct writer *w, struct mt_err *err)
         left[i] = !is_trained(l, &l->stored[i]);
     int rc = mt_layout_files_init(&w->files, l, w->o->planes, left, err);
     free(left);
-    for (size_t i = 0; i < w->files.n && !rc; i++) {
-        struct mt_source s = {w->files.list.p[i].decl, read_trained, w, &w->files.of[i], 0};
-        const struct mt_stored *stored = &l->stored[w->files.of[i].stored];
+    for (size_t i = 0; i < w->files.list.n && !rc; i++) {
+        const struct mt_source *own = &w->files.list.p[i];
+        const struct mt_stored *stored = own->of;
+        struct mt_source s = {own->decl, read_trained, w, own, 0};
         int layer = l->units[l->tensors[l->pieces[stored->first_piece]].unit].layer;
         declare(w, &s.decl);
         rc = mt_source_add(is_always(w->o, stored) ? &always : &others, s, err);

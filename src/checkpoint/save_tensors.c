@@ -93,14 +93,6 @@ bool mt_state_part(struct mt_state_part *out, const mt_plane_set *planes, const 
     return true;
 }
 
-/* The result of reading the planes: a later retry would fail again. */
-static int noted(const struct mt_saver *v, int rc)
-{
-    if (rc && v->s->lost)
-        *v->s->lost = true;
-    return rc;
-}
-
 /* --- weights --------------------------------------------------------------------------------------- */
 
 bool mt_save_copies(const struct mt_checkpoint_save *s)
@@ -110,81 +102,43 @@ bool mt_save_copies(const struct mt_checkpoint_save *s)
     return (l->cfg.moe.n_experts || l->cfg.nested) && s->base && !l->n_adapters && !named; /* no base: random weights */
 }
 
-/* The tensors of an adapter's file, and names of those that are trained whole. */
-struct adapter_files {
-    struct mt_saver *v;
-    struct mt_source_list list;
-    size_t n_names;
-    char (*names)[MT_PEFT_NAME];
-    struct mt_stored_writer writer;
-};
-
-static int read_trained(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t, void *dst,
-                        struct mt_err *err)
+/* Adapters with the first tensor that is in the same tensor of the file, and modules that are trained whole, of which
+ * it makes the names. A tied model has its table under both. */
+static int list_trained(struct mt_layout_files *f, char (*names)[MT_PEFT_NAME], struct mt_err *err)
 {
-    const struct mt_saver *v = ctx;
-    return noted(v, mt_tensor_read_masters(v->s->planes, t, first, n, dst, err));
-}
-
-static int read_whole(const struct mt_source *s, size_t first, size_t n, void *dst, struct mt_err *err)
-{
-    const struct adapter_files *a = s->ctx;
-    return read_trained(a->v, s->of, first, n, sizeof(float), dst, err);
-}
-
-static int read_factor(const struct mt_source *s, size_t first, size_t n, void *dst, struct mt_err *err)
-{
-    struct adapter_files *a = s->ctx;
-    const struct mt_tensor *t = s->of;
-    return mt_stored_gather(&a->writer, t->place.stored, first, n, sizeof(float), dst, err);
-}
-
-/* whole: the name of a tensor that is trained whole; NULL: it is the adapter's own. */
-static int add_trained(struct adapter_files *a, const struct mt_tensor *t, const char *whole, struct mt_err *err)
-{
-    const struct mt_layout *l = a->v->s->layout;
-    const struct mt_stored *s = &l->stored[t->place.stored];
-    const char *name = whole ? a->names[a->n_names++] : s->name;
-    if (whole)
-        mt_peft_whole_name(a->names[a->n_names - 1], l->cfg.family, whole);
-    struct mt_source source = {.decl = {.name = name, .dtype = MT_ST_F32, .n_dims = s->n_dims,
-                                        .shape = {s->shape[0], s->shape[1]}},
-                               .read = whole ? read_whole : read_factor, .ctx = a, .of = t};
-    return mt_source_add(&a->list, source, err);
-}
-
-/* Adapters with the first tensor that is in the same tensor of the file, and modules that are trained whole. A tied
- * model has its table under both names. */
-static int list_trained(struct adapter_files *a, const struct mt_layout *l, struct mt_err *err)
-{
+    const struct mt_layout *l = f->layout;
     int rc = 0;
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        if (t->adapter && l->pieces[l->stored[t->place.stored].first_piece] == i)
-            rc = add_trained(a, t, NULL, err);
-        else if (!t->adapter && (t->trainable || t->saved_along))
-            rc = add_trained(a, t, t->name, err);
+        const struct mt_stored *s = &l->stored[t->place.stored];
+        if (t->adapter && l->pieces[s->first_piece] == i)
+            rc = mt_layout_files_add_f32(f, s, s->name, err);
+        if (t->adapter || (!t->trainable && !t->saved_along))
+            continue;
+        mt_peft_whole_name(*names, l->cfg.family, t->name);
+        rc = mt_layout_files_add_f32(f, s, *names++, err);
     }
-    return !rc && l->tied && l->tensors[0].trainable ? add_trained(a, &l->tensors[0], "lm_head.weight", err) : rc;
+    if (rc || !l->tied || !l->tensors[0].trainable)
+        return rc;
+    mt_peft_whole_name(*names, l->cfg.family, "lm_head.weight");
+    return mt_layout_files_add_f32(f, &l->stored[l->tensors[0].place.stored], *names, err);
 }
 
 int mt_save_adapter(struct mt_saver *v, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
-    struct adapter_files a = {.v = v, .names = mt_calloc(l->n_tensors + 1, sizeof(*a.names)),
-                              .writer = {.l = l, .read = read_trained, .ctx = v}};
+    MT_CLOSED_BY(mt_layout_files_finish) struct mt_layout_files f = {.layout = NULL};
+    MT_FREED char(*names)[MT_PEFT_NAME] = mt_calloc(l->n_tensors + 1, sizeof(*names));
     MT_FREED char *base = mt_is_dir(v->s->base_model) ? mt_path_canonical(v->s->base_model) : strdup(v->s->base_model);
     MT_FREED char *config = base ? mt_peft_config_text(l, base) : NULL;
-    int rc = a.names && config ? list_trained(&a, l, err)
-                               : mt_fail_nomem(err, "an adapter", l->n_tensors * sizeof(*a.names));
-    if (!rc)
-        rc = mt_hf_dir_write(&(struct mt_hf_dir){.vfs = v->vfs, .dir = v->tmp, .model_dir = v->s->model_dir,
-                                                 .files = v->s->files, .sources = a.list.p, .n_sources = a.list.n,
-                                                 .adapter_config = config, .listed = v->files}, err);
-    mt_stored_writer_finish(&a.writer);
-    mt_source_list_finish(&a.list);
-    free(a.names);
-    return rc;
+    mt_layout_files_begin(&f, l, v->s->planes);
+    f.lost = v->s->lost;
+    int rc = names && config ? list_trained(&f, names, err)
+                             : mt_fail_nomem(err, "an adapter", l->n_tensors * sizeof(*names));
+    const struct mt_hf_dir h = {.vfs = v->vfs, .dir = v->tmp, .model_dir = v->s->model_dir, .files = v->s->files,
+                                .sources = f.list.p, .n_sources = f.list.n, .adapter_config = config,
+                                .listed = v->files};
+    return rc ?: mt_hf_dir_write(&h, err);
 }
 
 /* Lists the tensors that the checkpoint only names. */
@@ -206,14 +160,14 @@ static int name_rest(const struct mt_saver *v, struct mt_layout_files *f, const 
 {
     const struct mt_st_model *base = v->s->base;
     int rc = 0;
-    const char **own = mt_calloc(f->n, sizeof(*own)), **rest = mt_calloc(base->n_tensors, sizeof(*rest));
-    for (size_t i = 0; own && i < f->n; i++) {
+    const char **own = mt_calloc(f->list.n, sizeof(*own)), **rest = mt_calloc(base->n_tensors, sizeof(*rest));
+    for (size_t i = 0; own && i < f->list.n; i++) {
         struct mt_st_decl *d = &f->list.p[i].decl;
         const struct mt_st_tensor *t = mt_stored_find(base, d->name);
         own[i] = d->name = t ? t->name : d->name; /* with the prefix that the files have */
     }
     if (own && rest)
-        *n = mt_overlay_rest(rest, base, own, f->n);
+        *n = mt_overlay_rest(rest, base, own, f->list.n);
     else
         rc = mt_fail_nomem(err, "a checkpoint", base->n_tensors * sizeof(*rest));
     free(own);
@@ -257,9 +211,12 @@ static int read_state(const struct mt_source *s, size_t first, size_t n, void *d
     const struct mt_saver *v = s->ctx;
     const struct mt_state_part *p = s->of;
     size_t size = mt_st_dtype_size(s->decl.dtype);
-    return noted(v, p->kind == MT_PLANE_HI ? mt_tensor_read_masters(v->s->planes, p->t, first, n, dst, err)
-                                      : mt_planes_read_bytes(v->s->planes, p->t->unit, p->kind, p->at + first * size,
-                                                             n * size, dst, err));
+    int rc = p->kind == MT_PLANE_HI
+                 ? mt_tensor_read_masters(v->s->planes, p->t, first, n, dst, err)
+                 : mt_planes_read_bytes(v->s->planes, p->t->unit, p->kind, p->at + first * size, n * size, dst, err);
+    if (rc && v->s->lost) /* a later try would fail again */
+        *v->s->lost = true;
+    return rc;
 }
 
 /* Adds the master and the states of a tensor. parts: [N_PARTS], for theirs. */

@@ -496,3 +496,11 @@ const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *na
     const struct mt_tensor *const *t = bsearch(name, l->by_name, l->n_tensors, sizeof(*l->by_name), compare_name);
     return t ? *t : NULL;
 }
+
+const struct mt_tensor *mt_unit_tensor_at(const struct mt_layout *l, size_t unit, size_t at)
+{
+    const struct mt_tensor *t = &l->tensors[l->units[unit].first_tensor];
+    while (at < t->first || at >= t->first + t->n)
+        t++;
+    return t;
+}

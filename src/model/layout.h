@@ -302,6 +302,8 @@ int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err);
 const struct mt_tensor *mt_unit_f32_tensor(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
 /** NULL: no tensor has that name. */
 const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *name);
+/** The unit's tensor that holds its element `at`. */
+const struct mt_tensor *mt_unit_tensor_at(const struct mt_layout *l, size_t unit, size_t at);
 
 /** Whether two units are the same computation on the same shapes, so that both take the same time. */
 bool mt_layout_alike(const struct mt_layout *l, size_t a, size_t b);

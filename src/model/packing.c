@@ -406,9 +406,9 @@ static const struct mt_adapter_target *target_at(const struct mt_adapter *ad, si
     return NULL;
 }
 
-bool mt_merge_of(const struct mt_layout *l, const struct mt_tensor *t, struct mt_merge_place *out)
+bool mt_adapter_of(const struct mt_tensor *t, struct mt_merge_place *out)
 {
-    const struct mt_adapter *ad = is_merged(t) ? t->param->adapter : NULL;
+    const struct mt_adapter *ad = t->adapter ? NULL : t->param->adapter;
     size_t row = ad ? (t->first - t->param->at) / ad->in : 0;
     const struct mt_adapter_target *target = ad ? target_at(ad, row) : NULL;
     if (!target)
@@ -416,9 +416,16 @@ bool mt_merge_of(const struct mt_layout *l, const struct mt_tensor *t, struct mt
     row -= target->col;
     *out = (struct mt_merge_place){.a = ad->a.at + target->row * ad->in, .b = target->b.at + row * target->rank,
                                    .magnitude = target->magnitude.n ? target->magnitude.at + row : SIZE_MAX,
-                                   .norm = target->norm + row, .rank = target->rank, .scale = target->scale,
-                                   .format = l->adapter_default.merge == MT_MERGE_BF16 || t->kind != MT_RANGE_PACKED
-                                                 ? MT_PACKED_NONE : t->packed};
+                                   .norm = target->norm + row, .rank = target->rank, .scale = target->scale};
+    return true;
+}
+
+bool mt_merge_of(const struct mt_layout *l, const struct mt_tensor *t, struct mt_merge_place *out)
+{
+    if (!is_merged(t) || !mt_adapter_of(t, out))
+        return false;
+    bool packs = l->adapter_default.merge != MT_MERGE_BF16 && t->kind == MT_RANGE_PACKED;
+    out->format = packs ? t->packed : MT_PACKED_NONE;
     return true;
 }
 

@@ -65,14 +65,16 @@ float *mt_unit_norms(const struct mt_layout *l, size_t unit, enum mt_dtype dtype
  * adapters that are merged. */
 int mt_unit_decode(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, char *slot, mt_device *dev,
                    struct mt_err *err);
-/** Of a matrix that an adapter is merged into: where its A, B and magnitudes lie (elements of the unit; SIZE_MAX: no
- * DoRA), its first factor of rows, and the format of Q; MT_PACKED_NONE: it is rounded to bf16. */
+/** Where the A, B and magnitudes of a matrix's adapter lie: elements of the unit; SIZE_MAX: no DoRA. */
 struct mt_merge_place {
-    size_t a, b, magnitude, norm, rank;
+    size_t a, b, magnitude, rank;
     float scale;
-    enum mt_packed format;
+    size_t norm;           /* if it is merged: its first factor of rows */
+    enum mt_packed format; /* and the format of Q; MT_PACKED_NONE: it is rounded to bf16 */
 };
-/** false: nothing is merged into it. */
+/** false: it has no adapter. */
+bool mt_adapter_of(const struct mt_tensor *t, struct mt_merge_place *out);
+/** The same of one that adapters are merged into; false: nothing is. */
 bool mt_merge_of(const struct mt_layout *l, const struct mt_tensor *t, struct mt_merge_place *out);
 /** How many experts a unit should have by default: as many as cross the link, packed or in bf16, as
  * MT_EXPERT_GROUP_BYTES. The layout's group if nothing is packed. */

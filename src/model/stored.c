@@ -280,11 +280,6 @@ int mt_stored_place(struct mt_layout *l, struct mt_err *err)
 
 /* --- reading --------------------------------------------------------------------------------------- */
 
-static size_t n_rows(const struct mt_tensor *t)
-{
-    return t->n_dims == 2 ? (size_t)t->shape[0] : t->n;
-}
-
 static size_t n_cols(const struct mt_tensor *t)
 {
     return t->n_dims == 2 ? (size_t)t->shape[1] : 1;
@@ -303,6 +298,32 @@ size_t mt_stored_row(const struct mt_tensor *t, size_t r)
 static size_t place_of(const struct mt_tensor *t, size_t r, size_t c)
 {
     return t->place.first + mt_stored_row(t, r) * t->place.row_step + c * t->place.col_step;
+}
+
+/* n values of `size` bytes, 2 or 4, each so many values after the last. */
+static void copy_values(char *to, size_t to_step, const char *from, size_t from_step, size_t n, size_t size)
+{
+    if (to_step == 1 && from_step == 1)
+        memcpy(to, from, n * size);
+    else if (size == sizeof(float))
+        for (size_t i = 0; i < n; i++)
+            memcpy(to + i * to_step * sizeof(float), from + i * from_step * sizeof(float), sizeof(float));
+    else
+        for (size_t i = 0; i < n; i++)
+            memcpy(to + i * to_step * sizeof(uint16_t), from + i * from_step * sizeof(uint16_t), sizeof(uint16_t));
+}
+
+/* Copies values of a tensor to their places in a share, which begins with value share_at of the stored tensor; or,
+ * unless `in`, from there. */
+static void copy_elements(const struct mt_values *v, char *elems, char *share, size_t share_at, bool in)
+{
+    size_t cols = n_cols(v->t), step = v->t->place.col_step;
+    for (size_t i = 0, k; i < v->n; i += k) {
+        size_t row = (v->first + i) / cols, col = (v->first + i) % cols;
+        char *own = elems + i * v->size, *there = share + (place_of(v->t, row, col) - share_at) * v->size;
+        k = MT_MIN(cols - col, v->n - i);
+        copy_values(in ? there : own, in ? step : 1, in ? own : there, in ? 1 : step, k, v->size);
+    }
 }
 
 bool mt_stored_is_in_order(const struct mt_tensor *t)
@@ -409,9 +430,9 @@ int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_tensor *t, si
         return read_summed(r, src, t->place.first + first, n, dst, err);
     }
     int rc = load_share(r, src, t, err);
-    size_t cols = n_cols(t);
-    for (size_t i = 0; !rc && i < n; i++)
-        dst[i] = r->share[place_of(t, (first + i) / cols, (first + i) % cols) - r->share_at];
+    const struct mt_values v = {.t = t, .first = first, .n = n, .size = sizeof(*dst)};
+    if (!rc)
+        copy_elements(&v, (char *)dst, (char *)r->share, r->share_at, false);
     return rc;
 }
 
@@ -420,64 +441,97 @@ uint64_t mt_stored_sum(struct mt_stored_reader *r, const struct mt_tensor *t)
     return mt_stored_is_in_order(t) ? mt_summer_end(r->summer) : r->share_sum;
 }
 
+struct mt_st_decl mt_stored_decl(const struct mt_stored *s)
+{
+    return (struct mt_st_decl){.name = s->name, .dtype = s->is_f32 ? MT_ST_F32 : MT_ST_BF16, .n_dims = s->n_dims,
+                               .shape = {s->shape[0], s->shape[1], s->shape[2]}};
+}
+
 void mt_stored_writer_finish(struct mt_stored_writer *w)
 {
     free(w->share);
     free(w->tensor);
-    w->share = w->tensor = NULL;
-    w->share_bytes = w->tensor_bytes = 0;
+    *w = (struct mt_stored_writer){.l = w->l};
 }
 
-/* Copies a tensor to its place in the share. */
-static int scatter(struct mt_stored_writer *w, const struct mt_tensor *t, size_t size, struct mt_err *err)
+/* Of a tensor, elements or its packed piece's bytes; from the first of them on. */
+static struct mt_values values_of(const struct mt_tensor *t, const struct mt_stored_part *of,
+                                  struct mt_packed_piece piece[MT_MAX_PIECES])
 {
-    size_t cols = n_cols(t);
-    if (!mt_grow(&w->tensor, &w->tensor_bytes, t->n * size, 1))
-        return mt_fail_nomem(err, t->name, t->n * size);
-    int rc = w->read(w->ctx, t, 0, t->n, size, w->tensor, err);
-    for (size_t r = 0; !rc && r < n_rows(t); r++)
-        for (size_t c = 0; c < cols; c++)
-            memcpy(w->share + (place_of(t, r, c) - w->share_at) * size, w->tensor + (r * cols + c) * size, size);
+    struct mt_values v = {.t = t, .n = t->n, .size = of->size};
+    if (of->piece) {
+        mt_packed_pieces(piece, t);
+        v.piece = &piece[of->piece - 1];
+        v.n = v.piece->bytes / of->size;
+    }
+    return v;
+}
+
+/* Copies a tensor to its place in the share: a packed one in rows, which are not divided. */
+static int scatter(struct mt_stored_writer *w, const struct mt_tensor *t, const struct mt_stored_part *of,
+                   struct mt_err *err)
+{
+    struct mt_packed_piece piece[MT_MAX_PIECES];
+    struct mt_values v = values_of(t, of, piece), as = v;
+    struct mt_tensor rows = *t;
+    if (v.piece) {
+        struct mt_packed_rows at = mt_packing_rows(w->l, t);
+        rows.n_dims = 1;
+        rows.place = (struct mt_tensor_place){.first = at.first, .row_step = at.step, .col_step = 1};
+        as = (struct mt_values){.t = &rows, .n = (size_t)t->shape[0], .size = v.piece->bytes / (size_t)t->shape[0]};
+    }
+    if (!mt_grow(&w->tensor, &w->tensor_bytes, v.n * v.size, 1))
+        return mt_fail_nomem(err, t->name, v.n * v.size);
+    int rc = w->read(w->ctx, &v, w->tensor, err);
+    if (!rc)
+        copy_elements(&as, w->tensor, w->share, w->share_at * v.size / as.size, true);
     return rc;
 }
 
-static int make_share(struct mt_stored_writer *w, size_t stored, size_t at, size_t n, size_t size, struct mt_err *err)
+/* n values from `at` on: a whole share. */
+static int make_share(struct mt_stored_writer *w, const struct mt_stored_part *of, size_t at, size_t n,
+                      struct mt_err *err)
 {
-    const struct mt_stored *s = &w->l->stored[stored];
-    if (w->share && w->share_of == stored && w->share_at == at && w->share_size == size)
+    const struct mt_stored *s = &w->l->stored[of->stored];
+    const struct mt_stored_part *has = &w->share_of;
+    if (has->size == of->size && has->stored == of->stored && has->piece == of->piece && w->share_at == at)
         return 0;
-    w->share_size = 0;
-    if (!mt_grow(&w->share, &w->share_bytes, n * size, 1))
-        return mt_fail_nomem(err, s->name, n * size);
+    w->share_of.size = 0;
+    if (!mt_grow(&w->share, &w->share_bytes, n * of->size, 1))
+        return mt_fail_nomem(err, s->name, n * of->size);
     w->share_at = at;
     int rc = 0;
     for (size_t i = s->first_piece; i < s->first_piece + s->n_pieces && !rc; i++) {
         const struct mt_tensor *t = &w->l->tensors[w->l->pieces[i]];
-        if (t->place.first >= at && t->place.first < at + n)
-            rc = scatter(w, t, size, err);
+        if (t->place.first / mt_stored_share(w->l, t) == at / n)
+            rc = scatter(w, t, of, err);
     }
-    if (rc)
-        return rc;
-    w->share_of = stored;
-    w->share_size = size;
-    return 0;
+    if (!rc)
+        w->share_of = *of;
+    return rc;
 }
 
-int mt_stored_gather(struct mt_stored_writer *w, size_t stored, size_t first, size_t n, size_t size, void *dst,
+int mt_stored_gather(struct mt_stored_writer *w, struct mt_stored_part of, size_t first, size_t n, void *dst,
                      struct mt_err *err)
 {
-    const struct mt_tensor *t = &w->l->tensors[w->l->pieces[w->l->stored[stored].first_piece]];
-    size_t share = mt_stored_share(w->l, t);
+    const struct mt_stored *s = &w->l->stored[of.stored];
+    const struct mt_tensor *t = &w->l->tensors[w->l->pieces[s->first_piece]];
+    struct mt_packed_piece piece[MT_MAX_PIECES];
+    struct mt_values v = values_of(t, &of, piece);
+    size_t share = mt_stored_share(w->l, t) / t->n * v.n;
     char *to = dst;
-    if (w->l->stored[stored].n_pieces == 1 && mt_stored_is_in_order(t))
-        return w->read(w->ctx, t, first, n, size, dst, err);
-    for (size_t end = first + n, take; first < end; first += take, to += take * size) {
+    if (s->n_pieces == 1 && (v.piece || mt_stored_is_in_order(t))) {
+        v.first = first;
+        v.n = n;
+        return w->read(w->ctx, &v, dst, err);
+    }
+    for (size_t end = first + n, take; first < end; first += take, to += take * of.size) {
         size_t in = first % share;
         take = MT_MIN(end - first, share - in);
-        int rc = make_share(w, stored, first - in, share, size, err);
+        int rc = make_share(w, &of, first - in, share, err);
         if (rc)
             return rc;
-        memcpy(to, w->share + in * size, take * size);
+        memcpy(to, w->share + in * of.size, take * of.size);
     }
     return 0;
 }

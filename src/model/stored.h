@@ -3,6 +3,7 @@
 
 #include "hf/safetensors.h"
 #include "model/layout.h"
+#include "model/packing.h"
 #include "store/block_sum.h"
 
 /**
@@ -58,17 +59,31 @@ const struct mt_st_tensor *mt_stored_find(const struct mt_st_model *st, const ch
  */
 bool mt_stored_goes_along(const struct mt_layout *l, const char *name);
 
+/** Values [first, first + n) of a tensor, `size` bytes each: its elements, f32 where that is 4, else bf16; or bytes of one
+ * of its pieces, if it is packed. */
+struct mt_values {
+    const struct mt_tensor *t;
+    size_t first, n, size;
+    const struct mt_packed_piece *piece; /* NULL: its elements */
+};
+/** What is read of l->stored[stored], and bytes of a value: elements; or, if it is packed, bytes of a piece. */
+struct mt_stored_part {
+    size_t stored;
+    int piece;   /* 1 + its number in mt_packed_stored_pieces(); 0: it is not packed */
+    size_t size;
+};
 /** Assembles stored tensors from tensors of a layout. Zero-initialise all but the first three; finish frees. */
 struct mt_stored_writer {
     const struct mt_layout *l;
-    /** Elements [first, first + n) of tensor t, of `size` bytes each: f32 where it is 4, else bf16. */
-    int (*read)(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t size, void *dst,
-                struct mt_err *err);
+    int (*read)(void *ctx, const struct mt_values *v, void *dst, struct mt_err *err);
     void *ctx;
     char *share, *tensor;
-    size_t share_of, share_at, share_size, share_bytes, tensor_bytes;
+    struct mt_stored_part share_of; /* size 0: of none */
+    size_t share_at, share_bytes, tensor_bytes;
 };
 void mt_stored_writer_finish(struct mt_stored_writer *w);
-/** Elements [first, first + n) of l->stored[stored], `size` bytes each. */
-int mt_stored_gather(struct mt_stored_writer *w, size_t stored, size_t first, size_t n, size_t size, void *dst,
+/** How files have it: F32 or BF16. The name is the layout's. */
+struct mt_st_decl mt_stored_decl(const struct mt_stored *s);
+/** Values [first, first + n). */
+int mt_stored_gather(struct mt_stored_writer *w, struct mt_stored_part of, size_t first, size_t n, void *dst,
                      struct mt_err *err);

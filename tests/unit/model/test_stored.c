@@ -133,13 +133,12 @@ struct planes_of {
     int reads;
 };
 
-static int read_masters(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t size, void *dst,
-                        struct mt_err *err)
+static int read_masters(void *ctx, const struct mt_values *v, void *dst, struct mt_err *err)
 {
     struct planes_of *p = ctx;
     p->reads++;
-    assert_int_equal(size, 4);
-    return mt_tensor_read_masters(p->planes, t, first, n, dst, err);
+    assert_int_equal(v->size, 4);
+    return mt_tensor_read_masters(p->planes, v->t, v->first, v->n, dst, err);
 }
 
 /* From the file to planes, every element where it belongs; and from planes to what the file has, in any pieces. */
@@ -173,7 +172,7 @@ TEST(tensors_come_from_their_place_in_a_file_and_go_back_there)
         for (size_t s = 0; s < l->n_stored; s++)
             for (size_t at = 0, n; at < l->stored[s].n; at += n) {
                 n = MT_MIN(m ? MT_ARRAY_LEN(got) : 613 /* across experts */, l->stored[s].n - at);
-                assert_int_equal(mt_stored_gather(&w, s, at, n, 4, got, NULL), 0);
+                assert_int_equal(mt_stored_gather(&w, (struct mt_stored_part){s, 0, 4}, at, n, got, NULL), 0);
                 for (size_t k = 0; k < n; k++)
                     if (got[k] != file_value(l, &l->stored[s], at + k))
                         fail_msg("%s: element %zu", l->stored[s].name, at + k);
