@@ -10,11 +10,13 @@
 #include "base/mem.h"
 #include "weights/peft.h"
 
-enum part { OTHER, FACTOR_A, FACTOR_B };
+#define END_B "." MT_LORA_B ".weight"
 
+/* A tensor of the folder; a factor is padded. */
 struct folded {
-    enum part part;
-    float scale; /* of the module, in B */
+    const struct mt_st_tensor *t;
+    bool a, b;
+    float scale; /* that its elements are multiplied by: B's module had it */
 };
 
 struct mt_fold {
@@ -23,27 +25,13 @@ struct mt_fold {
     struct folded *of; /* [weights->n_tensors] */
 };
 
-/* PREFIX MODULE.lora_A.weight: the part, and the length of what is before ".lora_A.weight". */
-static enum part part_of(const char *name, size_t *len)
-{
-    static const char *const ends[] = {"", "." MT_LORA_A ".weight", "." MT_LORA_B ".weight"};
-    size_t n = strlen(name);
-    for (int p = FACTOR_A; p <= FACTOR_B; p++) {
-        *len = n - MT_MIN(n, strlen(ends[p]));
-        if (!strcmp(name + *len, ends[p]))
-            return (enum part)p;
-    }
-    return OTHER;
-}
-
-/* alpha over the rank of the module whose name is in the first `len` characters of B's. */
-static int find_scale(float *scale, struct mt_adapter_spec *s, const struct mt_st_tensor *t, size_t len,
-                      struct mt_err *err)
+/* alpha over the rank of the module that B is of. */
+static int find_scale(float *scale, struct mt_adapter_spec *s, const struct mt_st_tensor *t, struct mt_err *err)
 {
     static const char prefix[] = "base_model.model.";
-    char module[256];
+    char module[256]; /* mt_peft_read_spec() saw it */
     double rank = (double)t->shape[1];
-    snprintf(module, sizeof(module), "%.*s", (int)(len - strlen(prefix)), t->name + strlen(prefix)); /* mt_peft_read_spec() saw it */
+    snprintf(module, sizeof(module), "%.*s", (int)(strlen(t->name) - strlen(prefix) - strlen(END_B)), t->name + strlen(prefix));
     const struct mt_adapter_item *alpha = mt_adapter_match(&s->alphas, module);
     if (!alpha)
         return mt_fail(err, MT_ERR_INPUT, -ENOENT, "tensor \"%s\" has no " MT_LORA_A, t->name);
@@ -51,18 +39,18 @@ static int find_scale(float *scale, struct mt_adapter_spec *s, const struct mt_s
     return 0;
 }
 
-static int find_parts(struct mt_fold *f, struct mt_adapter_spec *s, struct mt_err *err)
+static int find_factors(struct mt_fold *f, struct mt_adapter_spec *s, struct mt_err *err)
 {
     int rc = 0;
     for (size_t i = 0; i < f->weights->n_tensors && !rc; i++) {
         const struct mt_st_tensor *t = &f->weights->tensors[i];
-        size_t len;
-        f->of[i].part = part_of(t->name, &len);
-        if (f->of[i].part != OTHER && t->n_dims != 2)
+        struct folded *of = &f->of[i];
+        *of = (struct folded){t, mt_ends_with(t->name, "." MT_LORA_A ".weight"), mt_ends_with(t->name, END_B), 1};
+        if ((of->a || of->b) && t->n_dims != 2)
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" must be a matrix", t->name);
-        else if (f->of[i].part == FACTOR_B)
-            rc = find_scale(&f->of[i].scale, s, t, len, err);
-        else if (f->of[i].part == FACTOR_A)
+        else if (of->b)
+            rc = find_scale(&of->scale, s, t, err);
+        else if (of->a)
             f->rank = MT_MAX(f->rank, t->shape[0]);
     }
     return rc;
@@ -103,7 +91,7 @@ int mt_fold_open(struct mt_fold **out, const char *dir, const struct mt_st_model
     rc = rc ?: mt_peft_read_spec(&s, dir, err);
     if (!rc) {
         f->weights = weights;
-        rc = find_parts(f, &s, err);
+        rc = find_factors(f, &s, err);
         mt_adapter_spec_finish(&s);
     }
     rc = rc ?: mt_json_edit(config, MT_PEFT_CONFIG, set_rank, &f->rank, MT_ERR_INPUT, err);
@@ -122,31 +110,23 @@ void mt_fold_close(struct mt_fold **f)
     *f = NULL;
 }
 
-/* A [rank, in]: rows of the tensor's own rank, then zeros. */
-static int read_a(const struct mt_source *s, size_t first, size_t n, void *dst, struct mt_err *err)
+/* The rows and columns that the factor has, scaled; zeros beyond. */
+static int read_padded(const struct mt_source *s, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     const struct mt_fold *f = s->ctx;
-    const struct mt_st_tensor *t = s->of;
-    size_t there = MT_MIN(n, t->n_elems - MT_MIN(t->n_elems, first));
-    memset((float *)dst + there, 0, (n - there) * sizeof(float));
-    return there ? mt_st_read_f32(f->weights, t, first, there, dst, err) : 0;
-}
-
-/* B [out, rank]: rows of the tensor's own rank, scaled, and zeros after each. */
-static int read_b(const struct mt_source *s, size_t first, size_t n, void *dst, struct mt_err *err)
-{
-    const struct mt_fold *f = s->ctx;
-    const struct mt_st_tensor *t = s->of;
-    const size_t own = (size_t)t->shape[1], rank = (size_t)f->rank;
-    const size_t row = first / rank, rows = (first + n - 1) / rank + 1 - row;
-    float *from = mt_calloc(rows * own, sizeof(*from)), *to = dst, scale = f->of[t - f->weights->tensors].scale;
-    int rc = from ? mt_st_read_f32(f->weights, t, row * own, rows * own, from, err)
-                  : mt_fail_nomem(err, t->name, rows * own * sizeof(*from));
+    const struct folded *of = s->of;
+    const size_t own = (size_t)of->t->shape[1], all = (size_t)of->t->shape[0], width = (size_t)s->decl.shape[1];
+    const size_t row = first / width, rows = (first + n - 1) / width + 1 - row;
+    const size_t there = MT_MIN(rows, all - MT_MIN(all, row));
+    MT_FREED float *from = mt_calloc(rows * own, sizeof(*from));
+    float *to = dst;
+    int rc = !from   ? mt_fail_nomem(err, of->t->name, rows * own * sizeof(*from))
+             : there ? mt_st_read_f32(f->weights, of->t, row * own, there * own, from, err)
+                     : 0;
     for (size_t k = 0; k < n && !rc; k++) {
-        size_t at = first + k, column = at % rank;
-        to[k] = column < own ? from[(at / rank - row) * own + column] * scale : 0;
+        size_t at = first + k, column = at % width;
+        to[k] = column < own ? from[(at / width - row) * own + column] * of->scale : 0;
     }
-    free(from);
     return rc;
 }
 
@@ -154,14 +134,13 @@ int mt_fold_list(struct mt_fold *f, struct mt_source_list *out, struct mt_err *e
 {
     int rc = 0;
     for (size_t i = 0; i < f->weights->n_tensors && !rc; i++) {
-        struct mt_source s = mt_source_raw(f->weights, &f->weights->tensors[i]);
-        enum part part = f->of[i].part;
-        if (part != OTHER) {
-            s = (struct mt_source){s.decl, part == FACTOR_A ? read_a : read_b, f, s.of, 0};
-            s.decl.dtype = MT_ST_F32;
-            s.decl.shape[part == FACTOR_A ? 0 : 1] = f->rank;
+        const struct folded *of = &f->of[i];
+        struct mt_source s = mt_source_f32(f->weights, of->t);
+        if (of->a || of->b) {
+            s = (struct mt_source){s.decl, read_padded, f, of, 0};
+            s.decl.shape[of->a ? 0 : 1] = f->rank;
         }
-        rc = mt_source_add(out, s, err);
+        rc = mt_source_add(out, of->a || of->b ? s : mt_source_raw(f->weights, of->t), err);
     }
     return rc;
 }
