@@ -16,7 +16,7 @@
 #include "weights/packed_files.h"
 #include "weights/sources.h"
 
-enum { CHUNK = 512, /* elements that are converted at once */ TILE = 16 /* rows that are gathered together */ };
+enum { CHUNK = 512 }; /* elements that are converted at once */
 
 /* How a part becomes tensors. */
 struct form {
@@ -114,61 +114,29 @@ static void put(const struct mt_file_part *p, const struct mt_tensor *t, size_t 
     }
 }
 
-/* Elements [from, end) of the share are rows of the tensor, each contiguous, with others between them. */
-static void put_rows(const struct mt_file_part *p, const struct mt_tensor *t, size_t from, size_t end, const char *src,
-                     const struct mt_file_target *to)
+/* The first column of a row at place `at` or after it; the row begins at `row`, its columns are `step` apart. */
+static size_t column_at(size_t row, size_t step, size_t at)
+{
+    return at <= row ? 0 : step == 1 ? at - row : mt_div_up(at - row, step);
+}
+
+/* Of elements [from, end) of the share those that are the tensor's: parts of its rows, which lie there end to end, or one
+ * element in each of many lines; then lines are gathered a chunk of them at a time, for several rows. */
+static void put_share(const struct mt_file_part *p, const struct mt_tensor *t, size_t from, size_t end, const char *src,
+                      const struct mt_file_target *to)
 {
     const struct form *f = p->form;
-    size_t cols = (size_t)t->shape[1], step = t->place.row_step, before = t->place.first - f->first;
-    for (size_t r = 0; r < (size_t)t->shape[0]; r++) {
-        size_t at = before + mt_stored_row(t, r) * step, a = MT_MAX(at, from), b = MT_MIN(at + cols, end);
-        if (a < b)
-            put(p, t, r * cols + (a - at), (struct every){src, a - from, 1, b - a}, to);
+    size_t rows = (size_t)t->shape[0], cols = (size_t)t->shape[1], step = t->place.col_step;
+    size_t first = step == 1 ? 0 : from / step, last = step == 1 ? cols : MT_MIN(cols, mt_div_up(end, step));
+    for (size_t c = first, next; c < last; c = next) {
+        next = step == 1 ? last : MT_MIN(c + CHUNK, last);
+        for (size_t r = 0; r < rows; r++) {
+            size_t row = t->place.first - f->first + mt_stored_row(t, r) * t->place.row_step;
+            size_t a = MT_MAX(c, column_at(row, step, from)), b = MT_MIN(next, column_at(row, step, end));
+            if (a < b)
+                put(p, t, r * cols + a, (struct every){src, row + a * step - from, step, b - a}, to);
+        }
     }
-}
-
-/* Rows [row, row_end) of the columns [first, first + n) of a tensor, each of which is a line of the share. */
-struct lines {
-    size_t first, n, row, row_end;
-};
-
-/* Of them src has the share's elements from `from` on. */
-static void put_lines(const struct mt_file_part *p, const struct mt_tensor *t, size_t from, struct lines l,
-                      const char *src, const struct mt_file_target *to)
-{
-    const struct form *f = p->form;
-    size_t cols = (size_t)t->shape[1], line = t->place.col_step, before = t->place.first - f->first;
-    for (size_t c = 0; c < l.n; c += CHUNK)
-        for (size_t tile = l.row; tile < l.row_end; tile += TILE)
-            for (size_t r = tile; r < MT_MIN(tile + TILE, l.row_end); r++)
-                put(p, t, r * cols + l.first + c,
-                    (struct every){src, (l.first + c) * line + before + r * t->place.row_step - from, line,
-                                   MT_MIN((size_t)CHUNK, l.n - c)}, to);
-}
-
-/* The first row whose element is at place `at` of a line, or after it. */
-static size_t row_at(const struct mt_tensor *t, size_t before, size_t at)
-{
-    return at <= before ? 0 : MT_MIN(mt_div_up(at - before, t->place.row_step), (size_t)t->shape[0]);
-}
-
-/* Elements [from, end) of the share are columns of the tensor, each a line; the first and the last may be cut. */
-static void put_columns(const struct mt_file_part *p, const struct mt_tensor *t, size_t from, size_t end,
-                        const char *src, const struct mt_file_target *to)
-{
-    const struct form *f = p->form;
-    size_t line = t->place.col_step, before = t->place.first - f->first, rows = (size_t)t->shape[0];
-    size_t whole = mt_div_up(from, line), whole_end = end / line;
-    if (whole > whole_end) { /* within one line */
-        size_t first = row_at(t, before, from % line);
-        put_lines(p, t, from, (struct lines){whole_end, 1, first, row_at(t, before, end % line)}, src, to);
-        return;
-    }
-    if (from % line)
-        put_lines(p, t, from, (struct lines){from / line, 1, row_at(t, before, from % line), rows}, src, to);
-    put_lines(p, t, from, (struct lines){whole, whole_end - whole, 0, rows}, src, to);
-    if (end % line)
-        put_lines(p, t, from, (struct lines){whole_end, 1, 0, row_at(t, before, end % line)}, src, to);
 }
 
 static void place(const struct mt_file_part *p, size_t at, const void *data, size_t n, const struct mt_file_target *to)
@@ -178,10 +146,8 @@ static void place(const struct mt_file_part *p, size_t at, const void *data, siz
     for (int i = 0; i < f->n; i++) {
         if (p->elem)
             put(p, f->t[i], from, (struct every){data, 0, 1, end - from}, to);
-        else if (f->t[i]->place.col_step == 1)
-            put_rows(p, f->t[i], from, end, data, to);
         else
-            put_columns(p, f->t[i], from, end, data, to);
+            put_share(p, f->t[i], from, end, data, to);
     }
 }
 
