@@ -30,51 +30,42 @@ static int init_factor(const struct mt_tensor *t, mt_plane_set *planes, uint64_t
     return rc;
 }
 
-/* The matrix under an adapter. */
-struct matrix {
-    const struct mt_tensor *w;
-    mt_plane_set *planes;
-    struct mt_packed_matrix packed; /* if it is packed */
-};
-
-static int row_norm(const struct matrix *m, size_t row, float *buf, float *norm, struct mt_err *err)
+/* Lengths of rows [first, first + n) of the matrix under an adapter. */
+static int row_norms(struct mt_packed_matrix *kept, mt_plane_set *planes, const struct mt_tensor *w, size_t first,
+                     size_t n, float *norm, struct mt_err *err)
 {
-    size_t in = (size_t)m->w->shape[1];
-    double sum = 0;
-    for (size_t at = 0; at < in; at += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, in - at);
-        int rc = 0;
-        if (m->packed.codes)
-            mt_packed_matrix_values(&m->packed, row * in + at, n, buf);
-        else
-            rc = mt_tensor_read_masters(m->planes, m->w, row * in + at, n, buf, err);
-        if (rc)
-            return rc;
-        for (size_t i = 0; i < n; i++)
-            sum += (double)buf[i] * (double)buf[i];
+    size_t in = (size_t)w->shape[1];
+    float buf[1024];
+    for (size_t row = 0; row < n; row++) {
+        double sum = 0;
+        for (size_t at = 0, k; at < in; at += k) {
+            k = MT_MIN(MT_ARRAY_LEN(buf), in - at);
+            int rc = mt_packed_plane_values(kept, planes, w, (first + row) * in + at, k, buf, err);
+            if (rc)
+                return rc;
+            for (size_t i = 0; i < k; i++)
+                sum += (double)buf[i] * (double)buf[i];
+        }
+        norm[row] = (float)sqrt(sum);
     }
-    *norm = (float)sqrt(sum);
     return 0;
 }
 
-static int init_magnitude(const struct mt_layout *l, const struct mt_tensor *w, mt_plane_set *planes, float *buf,
+static int init_magnitude(const struct mt_layout *l, const struct mt_tensor *w, mt_plane_set *planes,
                           struct mt_err *err)
 {
-    char name[MT_TENSOR_NAME];
+    char name[MT_TENSOR_NAME], module[MT_TENSOR_NAME];
     float norm[ROWS];
-    char module[MT_TENSOR_NAME];
-    struct matrix matrix = {.w = w, .planes = planes};
+    MT_CLOSED_BY(mt_packed_matrix_finish) struct mt_packed_matrix kept = {.codes = NULL};
+    int rc = 0;
     mt_stored_module(module, l, w);
     snprintf(name, sizeof(name), "%.90s." MT_LORA_MAGNITUDE, module);
     const struct mt_tensor *m = mt_layout_find(l, name);
-    int rc = w->kind == MT_RANGE_PACKED ? mt_packed_plane_read(&matrix.packed, planes, w, err) : 0;
     for (size_t first = 0; first < m->n && !rc; first += ROWS) {
         size_t n = MT_MIN((size_t)ROWS, m->n - first);
-        for (size_t i = 0; i < n && !rc; i++)
-            rc = row_norm(&matrix, first + i, buf, &norm[i], err);
-        rc = rc ?: mt_tensor_write_masters(planes, m, first, n, norm, err);
+        rc = row_norms(&kept, planes, w, first, n, norm, err)
+          ?: mt_tensor_write_masters(planes, m, first, n, norm, err);
     }
-    mt_packed_matrix_finish(&matrix.packed);
     return rc;
 }
 
@@ -87,6 +78,6 @@ int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t se
             rc = init_factor(&l->tensors[i], planes, seed, buf, err);
     for (size_t i = 0; i < l->n_adapters && !rc; i++)
         for (size_t k = 0; k < l->adapters[i].n_targets && l->adapters[i].dora && !rc; k++)
-            rc = init_magnitude(l, &l->tensors[l->adapters[i].target[k].tensor], planes, buf, err);
+            rc = init_magnitude(l, &l->tensors[l->adapters[i].target[k].tensor], planes, err);
     return rc ?: mt_planes_settle(planes, err);
 }

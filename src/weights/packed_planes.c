@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "model/ranges.h"
 
 /* Every scale as f32, from the pieces that there are. */
 static void widen_scales(struct mt_packed_matrix *m, const struct mt_tensor *t, void *const piece[MT_N_PIECES],
@@ -60,6 +61,17 @@ int mt_packed_plane_read(struct mt_packed_matrix *out, mt_plane_set *planes, con
                          struct mt_err *err)
 {
     return mt_packed_matrix_read(out, t, read_plane, planes, err);
+}
+
+int mt_packed_plane_values(struct mt_packed_matrix *m, mt_plane_set *planes, const struct mt_tensor *t, size_t first,
+                           size_t n, float *dst, struct mt_err *err)
+{
+    if (t->kind != MT_RANGE_PACKED)
+        return mt_tensor_read_masters(planes, t, first, n, dst, err);
+    int rc = m->codes ? 0 : mt_packed_plane_read(m, planes, t, err);
+    if (!rc)
+        mt_packed_matrix_values(m, first, n, dst);
+    return rc;
 }
 
 void mt_packed_matrix_values(const struct mt_packed_matrix *p, size_t first, size_t n, float *dst)

@@ -22,6 +22,9 @@ int mt_packed_matrix_read(struct mt_packed_matrix *out, const struct mt_tensor *
 /** The same of planes. */
 int mt_packed_plane_read(struct mt_packed_matrix *out, mt_plane_set *planes, const struct mt_tensor *t,
                          struct mt_err *err);
+/** Elements [first, first + n) of a tensor in planes as f32. m keeps it if it is packed; zeros before. */
+int mt_packed_plane_values(struct mt_packed_matrix *m, mt_plane_set *planes, const struct mt_tensor *t, size_t first,
+                           size_t n, float *dst, struct mt_err *err);
 /** Decodes elements [first, first + n) of the tensor. */
 void mt_packed_matrix_values(const struct mt_packed_matrix *p, size_t first, size_t n, float *dst);
 /** Accepts one of zeros. */
