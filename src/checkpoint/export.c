@@ -35,13 +35,11 @@ struct exporter {
     struct mt_st_model weights, *states;
     size_t n_states;
     bool f32;
-    struct mt_source_list list;     /* what is written */
+    struct mt_layout_files out;     /* what is written */
     struct mt_layout *layout;       /* f32: of the checkpoint's model */
-    struct mt_stored_writer writer; /* f32: assembles stored tensors from masters */
     cJSON *named; /* tensors of the base model, which have no master; NULL: none */
     struct mt_stored_reader base;   /* f32: reads these, in the layout's order */
     struct mt_packed_model model;   /* if layers are to be packed, instead of all these */
-    struct mt_layout_files packed;  /* its files */
     char *adapter_config;   /* of an adapter's folder, unchanged */
     struct mt_fold *fold;   /* of adapters, or NULL */
     struct mt_merge *merge; /* adapters to be added, or NULL */
@@ -62,14 +60,6 @@ static int read_master(void *ctx, const struct mt_values *v, void *dst, struct m
             return mt_st_read_f32(&x->states[s], master, v->first, v->n, dst, err);
     }
     return mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT, "the checkpoint's training state has no tensor \"%s\"", name);
-}
-
-/* Assembled from masters: `of` is a tensor of layout->stored. */
-static int read_stored(const struct mt_source *s, size_t first, size_t n, void *dst, struct mt_err *err)
-{
-    struct exporter *x = s->ctx;
-    size_t stored = (size_t)((const struct mt_stored *)s->of - x->layout->stored);
-    return mt_stored_gather(&x->writer, (struct mt_stored_part){stored, 0, sizeof(float)}, first, n, dst, err);
 }
 
 static bool can_be_f32(const struct mt_st_tensor *t)
@@ -94,8 +84,8 @@ static int list_weights(struct exporter *x, struct mt_err *err)
         bool wide = x->f32 && can_be_f32(t) && (of[i] || !x->layout);
         struct mt_source s = wide ? mt_source_f32(m, t) : mt_source_raw(m, t);
         if (wide && x->layout)
-            s = (struct mt_source){s.decl, read_stored, x, of[i], 0};
-        rc = mt_source_add(&x->list, s, err);
+            s = mt_layout_files_source(&x->out, of[i], s.decl);
+        rc = mt_source_add(&x->out.list, s, err);
     }
     return rc;
 }
@@ -105,7 +95,7 @@ static int open_layout(struct exporter *x, const char *from, struct mt_err *err)
     int rc = mt_weights_layout(&x->layout, from, false, NULL, err);
     if (rc)
         return rc;
-    x->writer = (struct mt_stored_writer){.l = x->layout, .read = read_master, .ctx = x};
+    mt_layout_files_begin(&x->out, (struct mt_stored_writer){.l = x->layout, .read = read_master, .ctx = x});
     mt_stored_reader_init(&x->base, x->layout, &x->weights, NULL);
     return 0;
 }
@@ -187,15 +177,14 @@ static int read_merged_files(struct mt_hf_files *f, const struct mt_export *e, s
 static int export_to(struct exporter *x, const struct mt_export *e, const char *tmp, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_hf_files_finish) struct mt_hf_files files = {0};
-    const struct mt_source_list *list = x->packed.layout ? &x->packed.list : &x->list;
     struct mt_hf_dir h = {.vfs = &mt_vfs_posix, .dir = tmp,
                           .model_dir = e->from,
                           .files = e->base ? &files : NULL,
                           .adapter_config = x->adapter_config,
-                          .sources = list->p, .n_sources = list->n,
+                          .sources = x->out.list.p, .n_sources = x->out.list.n,
                           .torch_dtype = x->f32 ? "float32" : "bfloat16",
                           .quantization = x->merge && mt_merge_decodes(x->merge) ? "" /* nothing is packed */
-                                                                                 : x->packed.quantization,
+                                                                                 : x->out.quantization,
                           .shard_bytes = e->shard_bytes, .listed = x->files};
     int rc = e->base ? read_merged_files(&files, e, err) : 0;
     return rc ?: mt_hf_dir_write(&h, err);
@@ -267,7 +256,7 @@ static int open_adapter(struct exporter *x, const struct mt_export *e, struct mt
     rc = rc ?: mt_st_open_file(&x->weights, MT_PATH("%s/" MT_PEFT_WEIGHTS, from), err);
     if (!rc && e->fold)
         rc = mt_fold_open(&x->fold, from, &x->weights, &x->adapter_config, err);
-    rc = rc ?: x->fold ? mt_fold_list(x->fold, &x->list, err) : list_weights(x, err);
+    rc = rc ?: x->fold ? mt_fold_list(x->fold, &x->out.list, err) : list_weights(x, err);
     if (!rc)
         mt_export_warn_of_vllm(x->adapter_config);
     return rc;
@@ -337,7 +326,7 @@ static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_e
             ?: mt_merge_open(&x->merge, e->from, &x->weights, e->base, e->f32, err)
             ?: verify_merged(x, e, err);
     if (!rc && x->merge)
-        rc = mt_merge_list(x->merge, false, &x->list, err);
+        rc = mt_merge_list(x->merge, false, &x->out.list, err);
     if (!rc && x->merge && mt_merge_decodes(x->merge))
         mt_info("the packed weights of %s are decoded: the merged model is not packed", e->base);
     return rc;
@@ -357,11 +346,11 @@ static int refuse_masters(const struct mt_export *e, struct mt_err *err)
 static int open_packed(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
     int rc = e->base ? 0 : mt_st_open_dir(&x->weights, e->from, err);
-    rc = rc ?: mt_layout_files_init(&x->packed, x->model.layout, x->model.planes, NULL, err);
-    for (size_t i = 0; !rc && x->f32 && i < x->packed.list.n; i++)
-        if (!x->packed.list.p[i].part)
-            x->packed.list.p[i].decl.dtype = MT_ST_F32;
-    return rc ? rc : mt_layout_files_add_copied(&x->packed, &x->weights, err);
+    rc = rc ?: mt_layout_files_init(&x->out, x->model.layout, x->model.planes, NULL, err);
+    for (size_t i = 0; !rc && x->f32 && i < x->out.list.n; i++)
+        if (!x->out.list.p[i].part)
+            x->out.list.p[i].decl.dtype = MT_ST_F32;
+    return rc ? rc : mt_layout_files_add_copied(&x->out, &x->weights, err);
 }
 
 /* A model, for f32 with its masters; or one of the other sources. */
@@ -418,11 +407,9 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
     for (size_t i = 0; i < x.n_states; i++)
         mt_st_close(&x.states[i]);
     free(x.states);
-    mt_source_list_finish(&x.list);
-    mt_stored_writer_finish(&x.writer);
+    mt_layout_files_finish(&x.out);
     mt_stored_reader_finish(&x.base);
     mt_layout_destroy(&x.layout);
-    mt_layout_files_finish(&x.packed);
     mt_packed_model_finish(&x.model);
     mt_st_close(&x.weights);
     mt_merge_close(&x.merge);

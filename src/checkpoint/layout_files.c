@@ -23,53 +23,50 @@ static int read_file(const struct mt_source *s, size_t first, size_t n, void *ds
 {
     struct mt_layout_files *f = s->ctx;
     const struct mt_stored *stored = s->of;
-    struct mt_stored_part of = {(size_t)(stored - f->layout->stored), s->part, mt_st_dtype_size(s->decl.dtype)};
+    struct mt_stored_part of = {(size_t)(stored - f->writer.l->stored), s->part, mt_st_dtype_size(s->decl.dtype)};
     int rc = mt_stored_gather(&f->writer, of, first, n, dst, err);
     if (rc && f->lost)
         *f->lost = true;
     return rc;
 }
 
-static int add(struct mt_layout_files *f, const struct mt_stored *s, struct mt_st_decl d, int part, struct mt_err *err)
+struct mt_source mt_layout_files_source(struct mt_layout_files *f, const struct mt_stored *s, struct mt_st_decl as)
 {
-    return mt_source_add(&f->list, (struct mt_source){d, read_file, f, s, part}, err);
-}
-
-int mt_layout_files_add_f32(struct mt_layout_files *f, const struct mt_stored *s, const char *name, struct mt_err *err)
-{
-    struct mt_st_decl d = mt_stored_decl(s);
-    d.name = name;
-    d.dtype = MT_ST_F32;
-    return add(f, s, d, 0, err);
+    return (struct mt_source){as, read_file, f, s, 0};
 }
 
 /* As it is, or the pieces of a packed one. */
 static int add_stored(struct mt_layout_files *f, const struct mt_stored *s, struct mt_err *err)
 {
-    const struct mt_tensor *t = &f->layout->tensors[f->layout->pieces[s->first_piece]];
+    const struct mt_layout *l = f->writer.l;
+    const struct mt_tensor *t = &l->tensors[l->pieces[s->first_piece]];
     struct mt_packed_piece *p = &f->pieces[f->n_pieces];
     if (t->kind != MT_RANGE_PACKED)
-        return add(f, s, mt_stored_decl(s), 0, err);
+        return mt_source_add(&f->list, mt_layout_files_source(f, s, mt_stored_decl(s)), err);
     int n = mt_packed_stored_pieces(p, s, t), rc = 0;
     f->n_pieces += (size_t)n;
     for (int i = 0; i < n && !rc; i++) {
         struct mt_st_decl d = {.name = p[i].name, .dtype = p[i].dtype, .n_dims = p[i].n_dims};
         memcpy(d.shape, p[i].shape, sizeof(p[i].shape));
-        rc = add(f, s, d, 1 + i, err);
+        rc = mt_source_add(&f->list, (struct mt_source){d, read_file, f, s, 1 + i}, err);
     }
     return rc;
 }
 
-void mt_layout_files_begin(struct mt_layout_files *f, const struct mt_layout *l, mt_plane_set *planes)
+void mt_layout_files_begin(struct mt_layout_files *f, struct mt_stored_writer as)
 {
-    *f = (struct mt_layout_files){.layout = l, .planes = planes,
-                                  .writer = {.l = l, .read = read_planes, .ctx = planes}};
+    *f = (struct mt_layout_files){.writer = as};
+}
+
+void mt_layout_files_of_planes(struct mt_layout_files *f, const struct mt_layout *l, mt_plane_set *planes)
+{
+    mt_layout_files_begin(f, (struct mt_stored_writer){.l = l, .read = read_planes, .ctx = planes});
 }
 
 int mt_layout_files_init(struct mt_layout_files *f, const struct mt_layout *l, mt_plane_set *planes, const bool *left,
                          struct mt_err *err)
 {
-    mt_layout_files_begin(f, l, planes);
+    mt_layout_files_of_planes(f, l, planes);
     int rc = MT_NEW(&f->pieces, l->n_stored * MT_MAX_PIECES, "a model's files", err);
     for (size_t i = 0; i < l->n_stored && !rc; i++)
         if (!left || !left[i])
@@ -83,14 +80,14 @@ void mt_layout_files_finish(struct mt_layout_files *f)
     free(f->pieces);
     mt_source_list_finish(&f->list);
     free(f->quantization);
-    *f = (struct mt_layout_files){.layout = NULL};
+    *f = (struct mt_layout_files){.lost = NULL};
 }
 
 int mt_layout_files_add_copied(struct mt_layout_files *f, const struct mt_st_model *m, struct mt_err *err)
 {
     int rc = 0;
     for (size_t i = 0; i < m->n_tensors && !rc; i++)
-        if (mt_stored_goes_along(f->layout, m->tensors[i].name))
+        if (mt_stored_goes_along(f->writer.l, m->tensors[i].name))
             rc = mt_source_add(&f->list, mt_source_raw(m, &m->tensors[i]), err);
     return rc;
 }

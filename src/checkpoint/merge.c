@@ -7,6 +7,7 @@
 
 #include "base/dtype.h"
 #include "base/mem.h"
+#include "checkpoint/layout_files.h"
 #include "device/merge_job.h"
 #include "hf/hf_config.h"
 #include "model/packing.h"
@@ -28,7 +29,7 @@ struct mt_merge {
     const struct mt_family *family;
     struct mt_layout *layout;       /* of the base with the adapters, as in training */
     struct mt_sources sources;      /* of the base */
-    struct mt_stored_writer writer; /* assembles its tensors, with the adapters */
+    struct mt_layout_files files;   /* its tensors, with the adapters */
     struct mt_stored_reader factors[2][2]; /* A and others, B; of gate_up_proj, whose matrices take turns with others' */
     struct merged *tensors;
     size_t n;
@@ -337,19 +338,12 @@ static int read_tensor(void *ctx, const struct mt_values *v, void *dst, struct m
 
 /* --- a tensor of the files ----------------------------------------------------------------------------- */
 
-static int read_merged(const struct mt_source *source, size_t first, size_t n, void *dst, struct mt_err *err)
+/* Another dtype, or what was trained whole. */
+static int read_other(const struct mt_source *source, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     struct mt_merge *m = source->ctx;
     const struct merged *x = source->of;
-    enum mt_st_dtype dtype = source->decl.dtype;
-    if (dtype != MT_ST_F32 && dtype != MT_ST_BF16)
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is %s, into which adapters cannot be merged: set --dtype f32",
-                       source->decl.name, mt_st_dtype_name(dtype));
-    if (x->stored && !x->whole) {
-        struct mt_stored_part of = {(size_t)(x->stored - m->layout->stored), 0, mt_st_dtype_size(dtype)};
-        return mt_stored_gather(&m->writer, of, first, n, dst, err);
-    }
-    bool rounds = dtype == MT_ST_BF16;
+    bool rounds = source->decl.dtype == MT_ST_BF16;
     MT_FREED float *own = rounds ? mt_alloc_aligned(n * sizeof(*own)) : NULL;
     float *w = rounds ? own : dst;
     int rc = w ? mt_st_read_f32(x->whole ? &m->st : m->base, x->whole ? x->whole : x->t, first, n, w, err)
@@ -374,13 +368,18 @@ int mt_merge_list(struct mt_merge *m, bool differing, struct mt_source_list *out
     for (size_t i = 0; i < m->n && !rc; i++) {
         const struct merged *x = &m->tensors[i];
         bool differs = x->whole || (x->stored && is_adapted(m, x->stored));
-        struct mt_source s = {decl_of(m, x), read_merged, m, x, 0};
-        enum mt_st_dtype dtype = dtype_of(m, s.decl.dtype);
-        if (!differs && !x->decoded && dtype == s.decl.dtype)
-            s = mt_source_raw(m->base, x->t);
-        s.decl.dtype = dtype;
-        if (!differing || differs)
-            rc = mt_source_add(out, s, err);
+        struct mt_st_decl d = decl_of(m, x);
+        enum mt_st_dtype dtype = dtype_of(m, d.dtype);
+        bool raw = !differs && !x->decoded && dtype == d.dtype;
+        d.dtype = dtype;
+        if (differing && !differs)
+            continue;
+        if (!raw && dtype != MT_ST_F32 && dtype != MT_ST_BF16)
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is %s, into which adapters cannot be merged: set "
+                           "--dtype f32", d.name, mt_st_dtype_name(dtype));
+        rc = mt_source_add(out, raw ? mt_source_raw(m->base, x->t)
+                                : x->stored && !x->whole ? mt_layout_files_source(&m->files, x->stored, d)
+                                                         : (struct mt_source){d, read_other, m, x, 0}, err);
     }
     return rc;
 }
@@ -408,7 +407,7 @@ int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_mod
         mt_merge_close(&m);
         return rc;
     }
-    m->writer = (struct mt_stored_writer){.l = m->layout, .read = read_tensor, .ctx = m};
+    mt_layout_files_begin(&m->files, (struct mt_stored_writer){.l = m->layout, .read = read_tensor, .ctx = m});
     for (int i = 0; i < 4; i++)
         mt_stored_reader_init(&m->factors[i / 2][i % 2], m->layout, &m->st, NULL);
     *out = m;
@@ -423,7 +422,7 @@ void mt_merge_close(struct mt_merge **merge)
     forget(m);
     for (int i = 0; i < 4; i++)
         mt_stored_reader_finish(&m->factors[i / 2][i % 2]);
-    mt_stored_writer_finish(&m->writer);
+    mt_layout_files_finish(&m->files);
     mt_sources_forget(&m->sources);
     mt_st_close(&m->st);
     mt_adapter_spec_finish(&m->spec);

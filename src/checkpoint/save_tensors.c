@@ -106,32 +106,33 @@ bool mt_save_copies(const struct mt_checkpoint_save *s)
  * it makes the names. A tied model has its table under both. */
 static int list_trained(struct mt_layout_files *f, char (*names)[MT_PEFT_NAME], struct mt_err *err)
 {
-    const struct mt_layout *l = f->layout;
+    const struct mt_layout *l = f->writer.l;
     int rc = 0;
-    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
-        const struct mt_tensor *t = &l->tensors[i];
+    for (size_t i = 0; i <= l->n_tensors && !rc; i++) {
+        bool again = i == l->n_tensors; /* under its other name */
+        const struct mt_tensor *t = &l->tensors[again ? 0 : i];
         const struct mt_stored *s = &l->stored[t->place.stored];
-        if (t->adapter && l->pieces[s->first_piece] == i)
-            rc = mt_layout_files_add_f32(f, s, s->name, err);
-        if (t->adapter || (!t->trainable && !t->saved_along))
-            continue;
-        mt_peft_whole_name(*names, l->cfg.family, t->name);
-        rc = mt_layout_files_add_f32(f, s, *names++, err);
+        struct mt_st_decl d = mt_stored_decl(s);
+        bool listed = again ? l->tied && t->trainable
+                            : t->adapter ? l->pieces[s->first_piece] == i : t->trainable || t->saved_along;
+        d.dtype = MT_ST_F32;
+        if (!t->adapter) {
+            mt_peft_whole_name(names[i], l->cfg.family, again ? "lm_head.weight" : t->name);
+            d.name = names[i];
+        }
+        rc = listed ? mt_source_add(&f->list, mt_layout_files_source(f, s, d), err) : 0;
     }
-    if (rc || !l->tied || !l->tensors[0].trainable)
-        return rc;
-    mt_peft_whole_name(*names, l->cfg.family, "lm_head.weight");
-    return mt_layout_files_add_f32(f, &l->stored[l->tensors[0].place.stored], *names, err);
+    return rc;
 }
 
 int mt_save_adapter(struct mt_saver *v, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
-    MT_CLOSED_BY(mt_layout_files_finish) struct mt_layout_files f = {.layout = NULL};
+    MT_CLOSED_BY(mt_layout_files_finish) struct mt_layout_files f = {.lost = NULL};
     MT_FREED char(*names)[MT_PEFT_NAME] = mt_calloc(l->n_tensors + 1, sizeof(*names));
     MT_FREED char *base = mt_is_dir(v->s->base_model) ? mt_path_canonical(v->s->base_model) : strdup(v->s->base_model);
     MT_FREED char *config = base ? mt_peft_config_text(l, base) : NULL;
-    mt_layout_files_begin(&f, l, v->s->planes);
+    mt_layout_files_of_planes(&f, l, v->s->planes);
     f.lost = v->s->lost;
     int rc = names && config ? list_trained(&f, names, err)
                              : mt_fail_nomem(err, "an adapter", l->n_tensors * sizeof(*names));
@@ -179,7 +180,7 @@ static int name_rest(const struct mt_saver *v, struct mt_layout_files *f, const 
 int mt_save_weights(struct mt_saver *v, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
-    MT_CLOSED_BY(mt_layout_files_finish) struct mt_layout_files f = {.layout = NULL};
+    MT_CLOSED_BY(mt_layout_files_finish) struct mt_layout_files f = {.lost = NULL};
     size_t n_named = 0;
     MT_FREED const char **named = mt_calloc(l->n_tensors, sizeof(*named));
     MT_FREED bool *left = mt_calloc(l->n_stored, sizeof(*left));
