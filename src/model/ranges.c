@@ -10,29 +10,35 @@
 
 enum { PIECE = 1024 }; /* elements of a tensor that are split or joined at once */
 
+/* The planes of each kind of range, and what they are called. */
+static const struct {
+    struct mt_range_planes planes;
+    const char *hi, *lo;
+} of_range[MT_N_RANGE_KINDS] = {
+    [MT_RANGE_TRAINED] = {{MT_PLANE_HI, MT_PLANE_LO}, "weights (hi)", "weights (lo)"},
+    [MT_RANGE_FROZEN] = {{MT_PLANE_FROZEN, MT_NO_PLANE}, "frozen weights (small)", NULL},
+    [MT_RANGE_IN_FILE] = {{MT_PLANE_IN_FILE, MT_NO_PLANE}, "frozen weights", NULL},
+    [MT_RANGE_FROZEN_WIDE] = {{MT_PLANE_FROZEN_HI, MT_PLANE_FROZEN_LO}, "frozen weights (hi)", "frozen weights (lo)"},
+    [MT_RANGE_IN_FILE_WIDE] = {{MT_PLANE_IN_FILE_HI, MT_PLANE_IN_FILE_LO}, "frozen weights (large, hi)",
+                               "frozen weights (large, lo)"},
+    [MT_RANGE_PACKED] = {{MT_PLANE_PACKED, MT_NO_PLANE}, "frozen weights (packed)", NULL},
+};
+
 void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_optimizer *optimizer, enum mt_master master,
                     enum mt_dtype grad)
 {
-    const size_t half = mt_dtype_size(MT_BF16), lo = mt_master_lo_bytes(master);
+    const size_t half = mt_dtype_size(MT_BF16);
     for (int k = 0; k < MT_N_PLANES; k++)
         desc[k] = (struct mt_plane_desc){.use = NULL};
-    desc[MT_PLANE_HI] = (struct mt_plane_desc){"weights (hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_TRAINED, MT_BF16, 1, half};
-    if (lo)
-        desc[MT_PLANE_LO] = (struct mt_plane_desc){"weights (lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_TRAINED, MT_BF16, 1, lo};
-    desc[MT_PLANE_FROZEN] = (struct mt_plane_desc){"frozen weights (small)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN, MT_BF16,
-                                                   1, half};
-    desc[MT_PLANE_IN_FILE] = (struct mt_plane_desc){"frozen weights", NULL, MT_ROLE_WEIGHT, MT_RANGE_IN_FILE, MT_BF16, 1,
-                                                    half};
-    desc[MT_PLANE_IN_FILE_HI] = (struct mt_plane_desc){"frozen weights (large, hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_IN_FILE_WIDE,
-                                                       MT_BF16, 1, half};
-    desc[MT_PLANE_IN_FILE_LO] = (struct mt_plane_desc){"frozen weights (large, lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_IN_FILE_WIDE,
-                                                       MT_BF16, 1, half};
-    desc[MT_PLANE_FROZEN_HI] = (struct mt_plane_desc){"frozen weights (hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
-                                                      MT_BF16, 1, half};
-    desc[MT_PLANE_FROZEN_LO] = (struct mt_plane_desc){"frozen weights (lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
-                                                      MT_BF16, 1, half};
-    desc[MT_PLANE_PACKED] = (struct mt_plane_desc){"frozen weights (packed)", NULL, MT_ROLE_WEIGHT, MT_RANGE_PACKED,
-                                                   MT_BF16, 1, 1};
+    for (int r = 0; r < MT_N_RANGE_KINDS; r++) {
+        struct mt_range_planes k = of_range[r].planes;
+        size_t lo = r == MT_RANGE_TRAINED ? mt_master_lo_bytes(master) : half;
+        desc[k.hi] = (struct mt_plane_desc){.use = of_range[r].hi, .role = MT_ROLE_WEIGHT, .range = r, .dtype = MT_BF16,
+                                            .block = 1, .block_bytes = r == MT_RANGE_PACKED ? 1 : half};
+        if (k.lo != MT_NO_PLANE && lo)
+            desc[k.lo] = (struct mt_plane_desc){.use = of_range[r].lo, .role = MT_ROLE_WEIGHT, .range = r,
+                                                .dtype = MT_BF16, .block = 1, .block_bytes = lo};
+    }
     if (!optimizer)
         return;
     for (int i = 0; i < optimizer->n_states; i++) {
@@ -56,23 +62,19 @@ size_t mt_piece_align(const struct mt_plane_desc desc[MT_N_PLANES])
     return align;
 }
 
-static const struct mt_range_planes planes_of[MT_N_RANGE_KINDS] = {
-    [MT_RANGE_TRAINED] = {MT_PLANE_HI, MT_PLANE_LO},
-    [MT_RANGE_FROZEN] = {MT_PLANE_FROZEN, MT_NO_PLANE},
-    [MT_RANGE_IN_FILE] = {MT_PLANE_IN_FILE, MT_NO_PLANE},
-    [MT_RANGE_FROZEN_WIDE] = {MT_PLANE_FROZEN_HI, MT_PLANE_FROZEN_LO},
-    [MT_RANGE_IN_FILE_WIDE] = {MT_PLANE_IN_FILE_HI, MT_PLANE_IN_FILE_LO},
-    [MT_RANGE_PACKED] = {MT_PLANE_PACKED, MT_NO_PLANE},
-};
+static mt_plane_bits bit_of(enum mt_plane_kind k)
+{
+    return k == MT_NO_PLANE ? 0 : (mt_plane_bits)1 << k;
+}
 
 struct mt_range_planes mt_range_planes(enum mt_range_kind range)
 {
-    return planes_of[range];
+    return of_range[range].planes;
 }
 
 struct mt_range_planes mt_device_planes(const struct mt_layout *l, enum mt_range_kind range)
 {
-    struct mt_range_planes k = planes_of[range];
+    struct mt_range_planes k = of_range[range].planes;
     if (range == MT_RANGE_TRAINED && l->master != MT_MASTER_F32)
         k.lo = MT_NO_PLANE;
     return k;
@@ -82,9 +84,8 @@ mt_plane_bits mt_loaded_planes(enum mt_dtype dtype)
 {
     mt_plane_bits loaded = 0;
     for (int r = 0; r < MT_N_RANGE_KINDS; r++) {
-        loaded |= (mt_plane_bits)1 << planes_of[r].hi;
-        if (dtype == MT_F32 && planes_of[r].lo != MT_NO_PLANE)
-            loaded |= (mt_plane_bits)1 << planes_of[r].lo;
+        struct mt_range_planes k = of_range[r].planes;
+        loaded |= bit_of(k.hi) | (dtype == MT_F32 ? bit_of(k.lo) : 0);
     }
     return loaded;
 }
@@ -93,7 +94,7 @@ mt_plane_bits mt_unit_loaded_planes(const struct mt_layout *l, size_t unit, enum
 {
     const struct mt_tensor *t = mt_unit_f32_tensor(l, unit, dtype);
     enum mt_plane_kind lo = t ? mt_device_planes(l, t->kind).lo : MT_NO_PLANE;
-    return mt_loaded_planes(dtype) | (lo != MT_NO_PLANE ? (mt_plane_bits)1 << lo : 0);
+    return mt_loaded_planes(dtype) | bit_of(lo);
 }
 
 mt_plane_bits mt_layout_loaded_planes(const struct mt_layout *l, enum mt_dtype dtype)
@@ -107,13 +108,8 @@ mt_plane_bits mt_layout_loaded_planes(const struct mt_layout *l, enum mt_dtype d
 mt_plane_bits mt_frozen_planes(void)
 {
     mt_plane_bits frozen = 0;
-    for (int r = 0; r < MT_N_RANGE_KINDS; r++) {
-        if (r == MT_RANGE_TRAINED)
-            continue;
-        frozen |= (mt_plane_bits)1 << planes_of[r].hi;
-        if (planes_of[r].lo != MT_NO_PLANE)
-            frozen |= (mt_plane_bits)1 << planes_of[r].lo;
-    }
+    for (int r = 0; r < MT_N_RANGE_KINDS; r++)
+        frozen |= r == MT_RANGE_TRAINED ? 0 : bit_of(of_range[r].planes.hi) | bit_of(of_range[r].planes.lo);
     return frozen;
 }
 
