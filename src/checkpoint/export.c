@@ -96,7 +96,7 @@ static int open_layout(struct exporter *x, const char *from, struct mt_err *err)
     if (rc)
         return rc;
     mt_layout_files_begin(&x->out, (struct mt_stored_writer){.l = x->layout, .read = read_master, .ctx = x});
-    mt_stored_reader_init(&x->base, x->layout, &x->weights, NULL);
+    x->base = (struct mt_stored_reader){.l = x->layout, .st = &x->weights};
     return 0;
 }
 

@@ -409,7 +409,7 @@ int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_mod
     }
     mt_layout_files_begin(&m->files, (struct mt_stored_writer){.l = m->layout, .read = read_tensor, .ctx = m});
     for (int i = 0; i < 4; i++)
-        mt_stored_reader_init(&m->factors[i / 2][i % 2], m->layout, &m->st, NULL);
+        m->factors[i / 2][i % 2] = (struct mt_stored_reader){.l = m->layout, .st = &m->st};
     *out = m;
     return 0;
 }

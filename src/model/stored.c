@@ -373,12 +373,6 @@ bool mt_stored_goes_along(const struct mt_layout *l, const char *name)
            (l->cfg.family->uncomputed_within && strstr(name, l->cfg.family->uncomputed_within));
 }
 
-void mt_stored_reader_init(struct mt_stored_reader *r, const struct mt_layout *l, const struct mt_st_model *st,
-                           struct mt_summer *summer)
-{
-    *r = (struct mt_stored_reader){.l = l, .st = st, .share_of = SIZE_MAX, .summer = summer};
-}
-
 void mt_stored_reader_finish(struct mt_stored_reader *r)
 {
     free(r->share);
@@ -401,9 +395,9 @@ static int load_share(struct mt_stored_reader *r, const struct mt_st_tensor *src
                       struct mt_err *err)
 {
     size_t n = mt_stored_share(r->l, t), at = t->place.first / n * n;
-    if (r->share_of == t->place.stored && r->share_at == at)
+    if (r->share_n && r->share_of == t->place.stored && r->share_at == at)
         return 0;
-    r->share_of = SIZE_MAX;
+    r->share_n = 0;
     if (!mt_grow(&r->share, &r->share_cap, n, sizeof(*r->share)))
         return mt_fail_nomem(err, "loading weights", n * sizeof(*r->share));
     if (r->summer)
@@ -414,6 +408,7 @@ static int load_share(struct mt_stored_reader *r, const struct mt_st_tensor *src
     r->share_sum = r->summer ? mt_summer_end(r->summer) : 0;
     r->share_of = t->place.stored;
     r->share_at = at;
+    r->share_n = n;
     return 0;
 }
 

@@ -23,18 +23,16 @@ void mt_stored_joined_name(char name[MT_TENSOR_NAME], const struct mt_layout *l,
 /** Fills l->stored, l->pieces and each tensor's place from l->tensors. */
 int mt_stored_place(struct mt_layout *l, struct mt_err *err);
 
-/** Reads tensors of a layout from a model's files, whose names may have the usual prefixes, or adapters' from PEFT's. */
+/** Reads tensors of a layout from a model's files, whose names may have the usual prefixes, or adapters' from PEFT's. All
+ * but the first three begin as zeros. */
 struct mt_stored_reader {
     const struct mt_layout *l;
     const struct mt_st_model *st;
+    struct mt_summer *summer; /* sums what is read; borrowed; NULL: nothing does */
     float *share; /* of one expert, in the order of the file */
-    size_t share_of, share_at, share_cap; /* stored tensor, its first element; SIZE_MAX: none */
-    struct mt_summer *summer; /* borrowed; NULL: no sums are made */
+    size_t share_of, share_at, share_n, share_cap; /* stored tensor, its first element; n 0: none */
     uint64_t share_sum;
 };
-/** summer: sums what is read; borrowed, NULL: nothing is summed. */
-void mt_stored_reader_init(struct mt_stored_reader *r, const struct mt_layout *l, const struct mt_st_model *st,
-                           struct mt_summer *summer);
 void mt_stored_reader_finish(struct mt_stored_reader *r);
 /** Elements [first, first + n) of tensor t as f32. */
 int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_tensor *t, size_t first, size_t n, float *dst,

@@ -86,10 +86,9 @@ int mt_peft_check_tied(const struct mt_st_model *st, struct mt_err *err)
 int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
-    MT_CLOSED_BY(mt_stored_reader_finish) struct mt_stored_reader r = {.l = NULL};
+    MT_CLOSED_BY(mt_stored_reader_finish) struct mt_stored_reader r = {.l = l, .st = &st};
     MT_FREED float *buf = mt_calloc(PIECE, sizeof(float));
     int rc = buf ? mt_peft_open_weights(&st, dir, err) : mt_fail_nomem(err, "an adapter", PIECE * sizeof(float));
-    mt_stored_reader_init(&r, l, &st, NULL);
     if (!rc && l->tied)
         rc = mt_peft_check_tied(&st, err);
     for (size_t i = 0; i < l->n_tensors && !rc; i++) /* by the files' tensors: one is read for many of ours */

@@ -9,7 +9,7 @@ int mt_sources_find(struct mt_sources *s, const struct mt_layout *l, struct mt_e
 {
     int rc = 0;
     s->l = l;
-    mt_stored_reader_init(&s->plain, l, &s->st, NULL);
+    s->plain = (struct mt_stored_reader){.l = l, .st = &s->st};
     s->of = mt_calloc(l->n_tensors, sizeof(*s->of));
     if (!s->of)
         return mt_fail_nomem(err, "the list of weights", l->n_tensors * sizeof(*s->of));
