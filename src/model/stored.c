@@ -314,16 +314,20 @@ static void copy_values(char *to, size_t to_step, const char *from, size_t from_
 }
 
 /* Copies values of a tensor to their places in a share, which begins with value share_at of the stored tensor; or,
- * unless `in`, from there. */
+ * unless `in`, from there. Of columns that lie apart it takes a few at a time, whose neighbours of the next rows are then
+ * in the cache. */
 static void copy_elements(const struct mt_values *v, char *elems, char *share, size_t share_at, bool in)
 {
-    size_t cols = n_cols(v->t), step = v->t->place.col_step;
-    for (size_t i = 0, k; i < v->n; i += k) {
-        size_t row = (v->first + i) / cols, col = (v->first + i) % cols;
-        char *own = elems + i * v->size, *there = share + (place_of(v->t, row, col) - share_at) * v->size;
-        k = MT_MIN(cols - col, v->n - i);
-        copy_values(in ? there : own, in ? step : 1, in ? own : there, in ? 1 : step, k, v->size);
-    }
+    size_t cols = n_cols(v->t), step = v->t->place.col_step, few = step == 1 ? cols : 64, end = v->first + v->n;
+    for (size_t col = 0; col < cols; col += few)
+        for (size_t row = v->first / cols; row * cols < end; row++) {
+            size_t a = MT_MAX(row * cols + col, v->first), b = MT_MIN(row * cols + MT_MIN(col + few, cols), end);
+            if (a >= b)
+                continue;
+            char *own = elems + (a - v->first) * v->size;
+            char *there = share + (place_of(v->t, row, a - row * cols) - share_at) * v->size;
+            copy_values(in ? there : own, in ? step : 1, in ? own : there, in ? 1 : step, b - a, v->size);
+        }
 }
 
 bool mt_stored_is_in_order(const struct mt_tensor *t)
