@@ -35,13 +35,18 @@ struct mt_source mt_layout_files_source(struct mt_layout_files *f, const struct 
     return (struct mt_source){as, read_file, f, s, 0};
 }
 
+static const struct mt_tensor *packed_tensor(const struct mt_layout *l, const struct mt_stored *s)
+{
+    const struct mt_tensor *t = &l->tensors[l->pieces[s->first_piece]];
+    return t->kind == MT_RANGE_PACKED ? t : NULL;
+}
+
 /* As it is, or the pieces of a packed one. */
 static int add_stored(struct mt_layout_files *f, const struct mt_stored *s, struct mt_err *err)
 {
-    const struct mt_layout *l = f->writer.l;
-    const struct mt_tensor *t = &l->tensors[l->pieces[s->first_piece]];
+    const struct mt_tensor *t = packed_tensor(f->writer.l, s);
     struct mt_packed_piece *p = &f->pieces[f->n_pieces];
-    if (t->kind != MT_RANGE_PACKED)
+    if (!t)
         return mt_source_add(&f->list, mt_layout_files_source(f, s, mt_stored_decl(s)), err);
     int n = mt_packed_stored_pieces(p, s, t), rc = 0;
     f->n_pieces += (size_t)n;
@@ -66,8 +71,11 @@ void mt_layout_files_of_planes(struct mt_layout_files *f, const struct mt_layout
 int mt_layout_files_init(struct mt_layout_files *f, const struct mt_layout *l, mt_plane_set *planes, const bool *left,
                          struct mt_err *err)
 {
+    size_t packed = 0;
     mt_layout_files_of_planes(f, l, planes);
-    int rc = MT_NEW(&f->pieces, l->n_stored * MT_MAX_PIECES, "a model's files", err);
+    for (size_t i = 0; i < l->n_stored; i++)
+        packed += packed_tensor(l, &l->stored[i]) != NULL;
+    int rc = MT_NEW(&f->pieces, packed * MT_MAX_PIECES, "a model's files", err);
     for (size_t i = 0; i < l->n_stored && !rc; i++)
         if (!left || !left[i])
             rc = add_stored(f, &l->stored[i], err);
