@@ -333,6 +333,7 @@ static int place_program(struct mt_engine_plan *plan, struct mt_program *prog, s
     if (rc)
         return rc;
     plan->spill_bytes = prog->spill_bytes;
+    plan->sum_bytes = prog->sum_bytes;
     plan->disk_spill_bytes = prog->disk_spill_bytes;
     return plan->program.draws_apart ? make_room_for_caches(plan, err) : 0;
 }
@@ -364,12 +365,16 @@ static bool lacks_table(const struct mt_engine_plan *plan, const struct mt_engin
            !mt_program_gathers(&plan->program);
 }
 
-/* Places the step with everything in host memory, and decides from that what is kept on the disk. */
+/* Places the step with everything in host memory, and decides from that what is kept on the disk: of several hosts as
+ * the first does, so that all have one step. */
 static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uint64_t *host_bytes,
                        const struct mt_engine_params *p, struct mt_err *err)
 {
     int wanted[MT_N_POOLS] = {0};
     unsigned placed_for = mt_program_placed_for(&plan->program);
+    const int own = (int)p->placement.host;
+    plan->program.host = 0;
+    plan->program.most_spill = 0;
     int rc = place_program(plan, prog, err);
     if (rc)
         return rc;
@@ -395,6 +400,12 @@ static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uin
     }
     if (is_outdated(plan, placed_for)) {
         mt_program_finish(prog);
+        rc = place_program(plan, prog, err);
+    }
+    plan->program.most_spill = plan->spill_bytes;
+    if (!rc && own) {
+        mt_program_finish(prog);
+        plan->program.host = own;
         rc = place_program(plan, prog, err);
     }
     return rc ? rc : complete_program(plan, prog, err);

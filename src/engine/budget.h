@@ -58,6 +58,7 @@ struct mt_engine_plan {
     size_t device_bytes;              /* sum of the above on all devices */
     size_t lane_bytes[MT_MAX_LANES];  /* of these, on each */
     size_t spill_bytes;               /* host memory: spilled boundaries, their gradients and records */
+    size_t sum_bytes;                 /* part of it, which is never on the disk: sums of groups */
     size_t staging_bytes;             /* host memory: inputs and statistics */
     size_t h2d_bytes, d2h_bytes;      /* over the link in a full step, at most: of a packed gradient all rows count */
     enum mt_activations activations;  /* as chosen */

@@ -95,6 +95,26 @@ int mt_host_memory_lock(mt_engine *e, struct mt_err *err)
     return rc ?: lock_planes(e, err);
 }
 
+int mt_host_memory_grow_spill(mt_engine *e, size_t bytes, struct mt_err *err)
+{
+    void *spill = NULL;
+    int rc = mt_host_alloc(&spill, bytes, "boundaries and activations", err);
+    rc = rc ?: locks_all(e) ? register_all(e, spill, bytes, err) : 0;
+    if (rc) {
+        mt_host_free(spill, bytes);
+        return rc;
+    }
+    if (e->b.spill) {
+        unregister_all(e, e->b.spill);
+        mt_host_free(e->b.spill, e->plan.spill_bytes);
+    }
+    e->b.spill = spill;
+    e->plan.spill_bytes = bytes;
+    for (size_t i = 0; i < e->n_lanes; i++)
+        e->lane[i].b.spill = spill;
+    return 0;
+}
+
 void mt_host_memory_unlock(mt_engine *e)
 {
     for (int k = 0; k < MT_N_PLANES; k++)

@@ -166,6 +166,9 @@ int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode
     r->mode = mode;
     int rc = build_for_hosts(&r->prog, e, &params, err);
     e->torn |= rc && params.owned;
+    /* of several hosts a smaller step may need the home of a sum more (schedule/hosts.c) */
+    if (!rc && params.n_hosts > 1 && r->prog.spill_bytes > e->plan.spill_bytes && !e->p.cache.slots)
+        rc = mt_host_memory_grow_spill(e, r->prog.spill_bytes, err);
     if (!rc && (r->prog.spill_bytes > e->plan.spill_bytes ||
                 r->prog.disk_spill_bytes > e->plan.disk_spill_bytes))
         rc = mt_fail(err, MT_ERR_RUNTIME, -ENOSPC,

@@ -98,6 +98,8 @@ static inline mt_model *mt_engine_inputs(const mt_engine *e)
 int mt_host_memory_alloc(mt_engine *e, struct mt_err *err);
 /** When they are: registers that memory, and planes that are copied, with all devices. */
 int mt_host_memory_lock(mt_engine *e, struct mt_err *err);
+/** Makes spill space larger, between two runs; what is in it is lost. */
+int mt_host_memory_grow_spill(mt_engine *e, size_t bytes, struct mt_err *err);
 void mt_host_memory_unlock(mt_engine *e);
 void mt_host_memory_free(mt_engine *e);
 

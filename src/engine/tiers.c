@@ -43,8 +43,8 @@ static void sort_kinds(struct tiers *t)
                    t->p->numerics.grad_dtype);
     enum mt_base_place base = t->base;
     t->fixed = base == MT_BASE_HOST || base == MT_BASE_DISK ? mt_frozen_planes() : 0;
-    /* updates under backward, and other hosts, find gradients in host memory */
-    bool stay = mt_program_has_ring(&t->plan->program) || mt_engine_n_hosts(t->p) > 1;
+    /* updates under backward, and other hosts if units have no owners, find gradients in host memory */
+    bool stay = mt_program_has_ring(&t->plan->program) || (mt_engine_n_hosts(t->p) > 1 && !t->plan->program.owned);
     for (int k = 0; k < MT_N_PLANES; k++) {
         mt_plane_bits bit = (mt_plane_bits)1 << k;
         if (t->desc[k].role == MT_ROLE_GRADIENT) {
@@ -94,7 +94,7 @@ static void measure_units(const struct tiers *t)
             planes->has |= (mt_plane_bits)(n > 0) << k;
             planes->bytes[k] = mt_align_up(mt_plane_desc_bytes(&t->desc[k], n), MT_DISK_ALIGN);
         }
-        bool own = mt_program_owner(&t->plan->program, u) == t->plan->program.host;
+        bool own = mt_program_owner(&t->plan->program, u) == t->p->placement.host;
         t->plan->owned[u] = owned_planes(t, u);
         t->plan->elsewhere[u] = own ? 0 : t->plan->owned[u];
     }
@@ -443,7 +443,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     plan->file_bytes = in_files ? mt_file_weights_bytes(0) : 0;
     mt_program_buffer_bytes(&plan->program, MT_ALL_LANES, t.device_bytes);
     set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes + plan->file_bytes +
-                               plan->top_bytes + (spill ? p->drive_bytes : plan->spill_bytes));
+                               plan->top_bytes + (spill ? p->drive_bytes + plan->sum_bytes : plan->spill_bytes));
     bool base = in_files || t.base == MT_BASE_DISK;
     bool may_move = p->may_use_disk && p->placement.states == MT_STATES_AUTO;
     bool states = p->may_use_disk && p->placement.states == MT_STATES_DISK;
@@ -463,7 +463,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     t.host += reserve;
     /* Spill buffers come before whole units: equal traffic saved per byte, and the number needed is bounded. */
     for (int i = 0; spill && i < MT_N_POOLS; i++)
-        grow(&t, i, MT_MIN(wanted[i], MT_MAX_BUFFERS));
+        grow(&t, i, MT_MIN(wanted[i], MT_MAX_BUFFERS / (int)mt_engine_n_hosts(p)));
     if (states && may_move)
         keep_units(&t);
     if (t.base == MT_BASE_FILES && p->placement.base == MT_BASE_AUTO && p->placement.base_blocks == MT_AUTO)
@@ -478,7 +478,7 @@ static uint64_t choose_spill(struct mt_engine_plan *plan, const struct mt_engine
 {
     bool may_spill = false;
     for (int i = 0; i < MT_N_POOLS; i++)
-        may_spill |= p->may_use_disk && wanted[i] > 0 && mt_engine_n_hosts(p) == 1;
+        may_spill |= p->may_use_disk && wanted[i] > 0;
     bool spill = may_spill && plan->activations == MT_ACT_DISK;
     /* boundaries are few bytes a token: if nothing else fits they are spilled to the disk unasked, unlike records */
     uint64_t takes = choose(plan, p, wanted, base, spill);

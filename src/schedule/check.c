@@ -147,7 +147,7 @@ static int check_load(struct mt_checker *c, size_t i, int object, struct mt_chec
     const struct mt_object *o = &c->p->objects[object];
     const struct mt_instr *in = &c->p->instrs[i];
     const struct mt_check_unit *unit = &c->units[o->unit];
-    struct mt_check_place *home = &c->homes[object];
+    struct mt_check_place *home = mt_check_home(c, object);
     bool of_planes = mt_object_is_of_planes(o), stored = mt_kinds[o->kind].begins_home || home->object == object;
     bool lasts = !in->once || (o->resident && unit->updated == NONE);
     bool skips = o->kind == MT_OBJ_WEIGHTS && in->n_operands > 1 && unit->fetched != NONE &&
@@ -174,7 +174,7 @@ static int check_store(struct mt_checker *c, size_t i, int object, struct mt_che
     bool has_home = fits || c->p->instrs[i].n_operands > 1 || mt_kinds[o->kind].home == MT_HOME_PLANE;
     return check_read(c, i, object, at)
         ?: mt_check_that(c, i, has_home, NONE, "stores an object that has no home")
-        ?: mt_check_write_place(c, i, &c->homes[object], object, at->version, "stores over a home in use");
+        ?: mt_check_write_place(c, i, mt_check_home(c, object), object, at->version, "stores over a home in use");
 }
 
 /* Rows of the embedding, with the update that its plane does not have yet. */
@@ -186,13 +186,13 @@ static int check_gather(struct mt_checker *c, size_t i, int object)
     return mt_check_none(c, i, unit->updated, "gathers rows after their update, which it would make twice")
         ?: mt_check_none(c, i, unit->scattered, "gathers rows after their gradient was scattered")
         ?: mt_check_that(c, i, has_home, NONE, "gathers into an object that has no home")
-        ?: mt_check_write_place(c, i, &c->homes[object], object, ++c->objects[object].latest, "gathers over a home in use");
+        ?: mt_check_write_place(c, i, mt_check_home(c, object), object, ++c->objects[object].latest, "gathers over a home in use");
 }
 
 static int check_disk_read(struct mt_checker *c, size_t i, int object, struct mt_check_place *at)
 {
     const struct mt_object *o = &c->p->objects[object];
-    struct mt_check_place *home = &c->homes[object];
+    struct mt_check_place *home = mt_check_home(c, object);
     bool was_there = !mt_kinds[o->kind].device && (mt_kinds[o->kind].begins_home || home->object == object);
     bool newest = home->version == c->objects[object].latest;
     if (o->kind == MT_OBJ_STAGED)
@@ -212,7 +212,7 @@ static int check_disk_write(struct mt_checker *c, size_t i, int object, struct m
     return check_read(c, i, object, at)
         ?: mt_check_that(c, i, has_home, NONE, "writes an object that has no home")
         ?: mt_check_after(c, i, update, "writes over a gradient before its update")
-        ?: mt_check_write_place(c, i, &c->homes[object], object, at->version, "writes over a home in use");
+        ?: mt_check_write_place(c, i, mt_check_home(c, object), object, at->version, "writes over a home in use");
 }
 
 static int check_store_grad(struct mt_checker *c, size_t i, int object, struct mt_check_place *at)
@@ -409,8 +409,9 @@ static int check_scatter(struct mt_checker *c, size_t i)
 static int check_returned(struct mt_checker *c, size_t i, int unit)
 {
     int o = c->units[unit].returns;
-    if (o != NONE && (c->homes[o].version != c->objects[o].latest || !mt_check_ordered(c, c->homes[o].writer, i)))
-        return mt_check_fault(c, i, c->homes[o].writer, "updates a unit before its states are home");
+    const struct mt_check_place *home = o == NONE ? NULL : mt_check_home(c, o);
+    if (home && (home->version != c->objects[o].latest || !mt_check_ordered(c, home->writer, i)))
+        return mt_check_fault(c, i, home->writer, "updates a unit before its states are home");
     return 0;
 }
 
@@ -511,7 +512,7 @@ static int check_grads_leave(struct mt_checker *c)
     for (size_t o = 0; o < c->p->n_objects; o++) {
         const struct mt_object *x = &c->p->objects[o];
         if (x->kind == MT_OBJ_GRAD && c->objects[o].parts && c->objects[o].went == NONE)
-            return mt_check_fault(c, c->p->n_instrs - 1, c->homes[o].writer, "a group's sum is in no gradient");
+            return mt_check_fault(c, c->p->n_instrs - 1, mt_check_home(c, o)->writer, "a group's sum is in no gradient");
         if (x->kind == MT_OBJ_GRAD_RING && c->units[x->unit].own == NONE)
             return mt_check_fault(c, c->p->n_instrs - 1, c->units[x->unit].stored, "a gradient that has no plane is used by no update");
     }
@@ -523,7 +524,7 @@ static int check_planes_are_home(struct mt_checker *c)
 {
     for (size_t o = 0; o < c->p->n_objects; o++) {
         const struct mt_kind_desc *kind = &mt_kinds[c->p->objects[o].kind];
-        if (kind->home == MT_HOME_PLANE && c->homes[o].version != c->objects[o].latest)
+        if (kind->home == MT_HOME_PLANE && mt_check_home(c, o)->version != c->objects[o].latest)
             return mt_check_fault(c, c->p->n_instrs - 1, NONE,
                          kind->device ? "states that changed on a device are never stored"
                                       : "a plane that changed is never written to the disk");
@@ -537,6 +538,24 @@ int mt_check_end(struct mt_checker *c)
     return rc ? rc : check_planes_are_home(c);
 }
 
+/* Sums of groups may have one home in turn, at one place of spill memory. */
+static bool find_homes(struct mt_checker *c)
+{
+    const struct mt_object *x = c->p->objects;
+    size_t n = 0;
+    c->home_of = mt_calloc(2 * c->p->n_objects, sizeof(*c->home_of));
+    int *first = c->home_of + c->p->n_objects; /* [n] objects with different places */
+    for (size_t o = 0; c->home_of && o < c->p->n_objects; o++) {
+        size_t k = x[o].kind == MT_OBJ_GRAD && x[o].spill >= 0 ? 0 : n;
+        while (k < n && x[first[k]].spill != x[o].spill)
+            k++;
+        c->home_of[o] = k < n ? first[k] : (int)o;
+        if (k == n && x[o].kind == MT_OBJ_GRAD && x[o].spill >= 0)
+            first[n++] = (int)o;
+    }
+    return c->home_of;
+}
+
 static bool init_checker(struct mt_checker *c)
 {
     const struct mt_program *p = c->p;
@@ -547,7 +566,7 @@ static bool init_checker(struct mt_checker *c)
     c->units = mt_calloc(p->n_units, sizeof(*c->units));
     c->loaded = mt_calloc((size_t)p->n_lanes * p->n_units, sizeof(*c->loaded));
     c->groups = mt_calloc(mt_groups_n(p->groups), sizeof(*c->groups));
-    if (!c->clock || !c->homes || !c->objects || !c->units || !c->loaded || !c->groups)
+    if (!find_homes(c) || !c->clock || !c->homes || !c->objects || !c->units || !c->loaded || !c->groups)
         return false;
     for (size_t i = 0; i < mt_groups_n(p->groups); i++)
         c->groups[i] = (struct mt_check_group){NONE, NONE};
@@ -608,6 +627,7 @@ void mt_check_finish(struct mt_checker *c)
 {
     free(c->clock);
     free(c->homes);
+    free(c->home_of);
     free(c->objects);
     free(c->units);
     free(c->loaded);

@@ -75,7 +75,7 @@ static int check_message(struct mt_checker *c, size_t i, int host, int n_hosts)
 static int send_sum(struct mt_checker *c, size_t i)
 {
     const int o = c->p->instrs[i].operand[0].object;
-    struct mt_check_place *home = &c->homes[o];
+    struct mt_check_place *home = mt_check_home(c, o);
     struct mt_check_object *x = &c->objects[o];
     bool newest = home->object == o && home->version == x->latest, complete = x->parts == c->p->objects[o].parts;
     int rc = mt_check_that(c, i, newest, home->writer, "passes on a sum whose newest content was not stored")
@@ -90,9 +90,9 @@ static int receive_sum(struct mt_checker *c, size_t i, int level)
     const int o = c->p->instrs[i].operand[0].object;
     struct mt_check_object *x = &c->objects[o];
     if (x->parts && x->went == NONE)
-        return mt_check_fault(c, i, c->homes[o].writer, "receives a sum over one that was not taken on");
+        return mt_check_fault(c, i, mt_check_home(c, o)->writer, "receives a sum over one that was not taken on");
     *x = (struct mt_check_object){x->latest + 1, c->p->objects[o].parts, level, NONE, x->routed};
-    return mt_check_write_place(c, i, &c->homes[o], o, x->latest, "receives over a home in use");
+    return mt_check_write_place(c, i, mt_check_home(c, o), o, x->latest, "receives over a home in use");
 }
 
 /* States that a direction has changed. */
@@ -104,7 +104,7 @@ static bool has_states(const struct mt_checker *c, size_t i)
 static int send_states(struct mt_checker *c, size_t i)
 {
     const int o = c->p->instrs[i].operand[0].object;
-    struct mt_check_place *home = &c->homes[o];
+    struct mt_check_place *home = mt_check_home(c, o);
     bool newest = c->objects[o].latest && home->version == c->objects[o].latest;
     return mt_check_that(c, i, newest, home->writer, "shares states whose newest content was not stored")
         ?: mt_check_read_place(c, i, home, "shares states before they are stored");
@@ -113,9 +113,9 @@ static int send_states(struct mt_checker *c, size_t i)
 static int receive_states(struct mt_checker *c, size_t i)
 {
     const int o = c->p->instrs[i].operand[0].object, update = c->units[c->p->instrs[i].unit].updated;
-    return mt_check_that(c, i, !c->objects[o].latest, c->homes[o].writer, "receives states that have changed here")
+    return mt_check_that(c, i, !c->objects[o].latest, mt_check_home(c, o)->writer, "receives states that have changed here")
         ?: mt_check_after(c, i, update, "receives over states before the update that needs them")
-        ?: mt_check_write_place(c, i, &c->homes[o], o, ++c->objects[o].latest, "receives over states in use");
+        ?: mt_check_write_place(c, i, mt_check_home(c, o), o, ++c->objects[o].latest, "receives over states in use");
 }
 
 static int send_gradient(struct mt_checker *c, size_t i)

@@ -47,7 +47,8 @@ struct mt_checker {
     int32_t *clock; /* [n_instrs, n_queues] */
     int32_t last_of[MT_MAX_QUEUES];
     struct mt_check_place *buffers[MT_MAX_LANES][MT_N_POOLS];
-    struct mt_check_place *homes; /* by object */
+    struct mt_check_place *homes; /* by object: of those that have one in turn, the first's */
+    int *home_of;                 /* by object: whose that is */
     struct mt_check_object *objects; /* [n_objects] */
     struct mt_check_unit *units;     /* [n_units] */
     struct mt_check_group *groups;
@@ -55,6 +56,11 @@ struct mt_checker {
     int balanced[MT_MAX_LANES]; /* the lane's BALANCE, or none */
     struct mt_err *err;
 };
+
+static inline struct mt_check_place *mt_check_home(const struct mt_checker *c, int object)
+{
+    return &c->homes[c->home_of[object]];
+}
 
 /* The caller sets p and err, and finishes it, on failure too. */
 int mt_check_begin(struct mt_checker *c);

@@ -51,17 +51,28 @@ static const struct mt_object *object_of(const struct part *s, const struct mt_i
     return &s->whole->objects[in->operand[0].object];
 }
 
-/* The host that makes what the instruction does; of one of the host's queue the unit's owner. */
+/* Whether it moves an activation to or from the disk. */
+static bool is_spill(const struct part *s, const struct mt_instr *in)
+{
+    return (in->op == MT_OP_READ || in->op == MT_OP_WRITE) && object_of(s, in)->kind == MT_OBJ_SPILLED;
+}
+
+/* The host that makes what the instruction does; of the host's and the disk's queues the unit's owner, or whose the
+ * activation is. */
 static int host_of(const struct part *s, const struct mt_instr *in)
 {
-    return is_device(in) ? mt_program_host_of(s->params, in->lane) : mt_program_owner(s->params, (size_t)in->unit);
+    bool spill = is_spill(s, in);
+    if (!is_device(in) && !spill)
+        return mt_program_owner(s->params, (size_t)in->unit);
+    return mt_program_host_of(s->params, spill ? object_of(s, in)->lane : in->lane);
 }
 
 /* Whether the instruction is this host's own, or one that all hosts have. */
 static bool is_here(const struct part *s, const struct mt_instr *in)
 {
     bool renewed = in->op == MT_OP_WRITE && object_of(s, in)->kind == MT_OBJ_STAGED;
-    if (is_device(in) || (s->params->owned && (in->op == MT_OP_UPDATE || in->op == MT_OP_WRITE) && !renewed))
+    if (is_device(in) || is_spill(s, in) ||
+        (s->params->owned && (in->op == MT_OP_UPDATE || in->op == MT_OP_WRITE) && !renewed))
         return host_of(s, in) == s->params->host;
     if (in->op == MT_OP_READ)
         return !s->idle[in - s->whole->instrs];
@@ -205,9 +216,13 @@ static int32_t take(struct part *s, const struct mt_instr *in)
     for (int q = 0; q < MT_MAX_QUEUES; q++)
         own.wait[q] = MT_NO_WAIT;
     take_waits(s, &own, in);
-    for (int k = 0; k < in->n_operands; k++) /* over what was sent from there */
-        if (in->operand[k].access & MT_WRITE)
+    for (int k = 0; k < in->n_operands; k++) {
+        enum mt_pool_id pool = s->whole->objects[in->operand[k].object].pool;
+        if (in->operand[k].access & MT_WRITE) /* over what was sent from there */
             wait_for(s, &own, s->sent[buffer_of(s, &in->operand[k])]);
+        if (mt_pool_is_of_spills(pool))
+            own.operand[k].buffer = (int16_t)(in->operand[k].buffer % s->params->n_buffers[0][pool]);
+    }
     if (in->op == MT_OP_STORE && moves_spilled(s, in)) /* the same */
         wait_for(s, &own, s->home_use[in->operand[0].object][MT_Q_NET]);
     return push(s, &own);
@@ -289,25 +304,82 @@ static void take_all(struct part *s)
     }
 }
 
-/* Homes of what this host has, one after the other; what only others have is none of its objects. */
-static void take_objects(struct part *s)
+/* At the end of spill memory, or of what is spilled to the disk. */
+static int64_t add_home(struct mt_program *p, const struct mt_object *x)
+{
+    const bool disk = x->kind == MT_OBJ_SPILLED, sum = !disk && mt_pools[x->pool].spilled == MT_NO_POOL;
+    size_t *end = disk ? &p->disk_spill_bytes : &p->spill_bytes, bytes = mt_align_up(x->bytes, 4096);
+    p->sum_bytes += sum ? bytes : 0;
+    *end += bytes;
+    return (int64_t)(*end - bytes);
+}
+
+/* The newest instruction here that uses the object's home. */
+static int32_t home_until(const struct part *s, int object)
+{
+    int32_t at = NONE;
+    for (int q = 0; q < MT_MAX_QUEUES; q++)
+        at = MT_MAX(at, s->home_use[object][q]);
+    return at;
+}
+
+/*
+ * Homes for sums of groups, from their first use on. Each is as large as a unit's gradient in FP32, and is needed from
+ * one store or message to the load or message that follows; so later sums take the homes of earlier ones, of those that
+ * have been out of use for longest: a few more are left free, so that nothing waits for the newest, and a step of fewer
+ * micro-batches, which may need some more at a time, has them.
+ */
+enum { HOMES_LEFT = 4, HOMELESS = -2 };
+
+static void give_home(struct part *s, int object, int32_t at, int *homes, size_t *n)
+{
+    struct mt_object *x = &s->out->objects[object];
+    size_t best = SIZE_MAX, n_free = 0;
+    for (size_t i = 0; i < *n; i++) {
+        bool is_free = s->out->objects[homes[i]].bytes == x->bytes && home_until(s, homes[i]) < at;
+        n_free += is_free;
+        if (is_free && (best == SIZE_MAX || home_until(s, homes[i]) < home_until(s, homes[best])))
+            best = i;
+    }
+    size_t most = s->params->most_spill, end = s->out->spill_bytes + mt_align_up(x->bytes, 4096);
+    if (!n_free || (n_free <= HOMES_LEFT && (!most || end <= most))) {
+        x->spill = add_home(s->out, x);
+        homes[(*n)++] = object;
+        return;
+    }
+    x->spill = s->out->objects[homes[best]].spill;
+    for (int q = 0; q < MT_MAX_QUEUES; q++)
+        wait_for(s, &s->out->instrs[at], s->home_use[homes[best]][q]);
+    homes[best] = object;
+}
+
+/* Homes of what this host has; what only others have is none of its objects. */
+static int take_objects(struct part *s, struct mt_err *err)
 {
     struct mt_program *p = s->out;
-    bool *used = (bool *)s->to; /* not needed any more */
-    memset(used, 0, p->n_objects);
-    for (size_t i = 0; i < p->n_instrs; i++)
-        for (int k = 0; k < p->instrs[i].n_operands; k++)
-            used[p->instrs[i].operand[k].object] = true;
-    p->spill_bytes = 0;
+    size_t n = 0;
+    MT_FREED int *homes = mt_calloc(p->n_objects + 1, sizeof(*homes));
+    if (!homes)
+        return mt_fail_nomem(err, "a step program", p->n_objects * sizeof(*homes));
     for (size_t o = 0; o < p->n_objects; o++) {
         struct mt_object *x = &p->objects[o];
         x->resident = x->resident && x->lane >= s->first && x->lane < s->end;
         x->lane = x->resident ? (uint8_t)(x->lane - s->first) : 0;
-        if (x->spill < 0)
-            continue;
-        x->spill = used[o] ? (int64_t)p->spill_bytes : -1;
-        p->spill_bytes += used[o] ? mt_align_up(x->bytes, 4096) : 0;
+        x->spill = x->spill < 0 ? -1 : HOMELESS;
     }
+    p->spill_bytes = p->sum_bytes = p->disk_spill_bytes = 0;
+    for (size_t i = 0; i < p->n_instrs; i++)
+        for (int k = 0; k < p->instrs[i].n_operands; k++) {
+            const int o = p->instrs[i].operand[k].object;
+            struct mt_object *x = &p->objects[o];
+            if (x->spill == HOMELESS && x->kind == MT_OBJ_GRAD && home_until(s, o) != NONE)
+                give_home(s, o, (int32_t)i, homes, &n);
+            else if (x->spill == HOMELESS)
+                x->spill = add_home(p, x);
+        }
+    for (size_t o = 0; o < p->n_objects; o++)
+        p->objects[o].spill = MT_MAX(p->objects[o].spill, (int64_t)-1);
+    return 0;
 }
 
 static void take_pools(struct part *s)
@@ -315,7 +387,11 @@ static void take_pools(struct part *s)
     struct mt_pool_shape pool[MT_MAX_LANES][MT_N_POOLS] = {{{0}}};
     for (int lane = s->first; lane < s->end; lane++)
         for (int i = 0; i < MT_N_POOLS; i++)
-            pool[lane - s->first][i] = s->whole->pool[mt_pools[i].device ? lane : 0][i];
+            if (mt_pools[i].device)
+                pool[lane - s->first][i] = s->whole->pool[lane][i];
+            else if (lane == s->first)
+                pool[0][i] = (struct mt_pool_shape){s->whole->pool[0][i].n ? s->params->n_buffers[0][i] : 0,
+                                                    s->whole->pool[0][i].bytes};
     memcpy(s->out->pool, pool, sizeof(pool));
     s->out->n_lanes = s->end - s->first;
     s->out->host = s->params->host;
@@ -350,13 +426,13 @@ static bool alloc_part(struct part *s)
 
 static int check_params(const struct mt_program_params *p, struct mt_err *err)
 {
-    bool away = p->spill_disk || mt_program_has_ring(p);
-    for (size_t u = 0; u < p->n_units; u++)
+    bool away = mt_program_has_ring(p);
+    for (size_t u = 0; u < p->n_units && !p->owned; u++)
         away |= p->units[u].grad_on_disk;
     if (p->by_data && !away && mt_program_lanes(p) % mt_program_hosts(p) == 0)
         return 0;
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "a step on several hosts: %s",
-                   away ? "gradients and activations on drives, and updates under backward, are of one host"
+                   away ? "updates under backward, and gradients on drives if units have no owners, are of one host"
                         : "hosts need equal numbers of devices, which share the groups");
 }
 
@@ -377,13 +453,12 @@ int mt_program_take_part(struct mt_program *p, const struct mt_program_params *p
             ?: find_idle_reads(&s, err);
     if (!rc) {
         take_all(&s);
-        take_objects(&s);
         take_pools(&s);
-        free(p->instrs);
-        *p = out;
-    } else {
-        free(out.instrs);
+        rc = take_objects(&s, err);
     }
+    free(rc ? out.instrs : p->instrs);
+    if (!rc)
+        *p = out;
     free(s.sent);
     free(s.to);
     free(s.idle);

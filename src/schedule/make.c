@@ -36,15 +36,18 @@ unsigned mt_program_placed_for(const struct mt_program_params *p)
     return (unsigned)mt_program_gathers(p) | (unsigned)p->spill_disk << 1;
 }
 
-/* As many host buffers as there are now: the device's are placed. */
+/* As many host buffers as there are now: the device's are placed. Of spills each host of the whole step has its own. */
 static void size_host_pools(struct mt_program *p, const struct mt_program_params *params)
 {
     for (int lane = 0; lane < p->n_lanes; lane++) {
         size_t bytes[MT_N_POOLS];
         mt_program_buffer_bytes(params, lane, bytes);
-        for (int i = 0; i < MT_N_POOLS; i++)
+        for (int i = 0; i < MT_N_POOLS; i++) {
+            int each = bytes[i] && !lane ? params->n_buffers[0][i] : 0;
+            int hosts = mt_pool_is_of_spills((enum mt_pool_id)i) ? mt_program_hosts(params) : 1;
             if (!mt_pools[i].device)
-                p->pool[lane][i] = (struct mt_pool_shape){bytes[i] && !lane ? params->n_buffers[0][i] : 0, bytes[i]};
+                p->pool[lane][i] = (struct mt_pool_shape){each * hosts, bytes[i]};
+        }
     }
 }
 

@@ -27,7 +27,7 @@ struct mt_object {
     enum mt_pool_id pool;
     int32_t unit, mb;
     int32_t piece; /* of optimizer states */
-    uint8_t lane;  /* with `resident`: the lane on which it is */
+    uint8_t lane;  /* with `resident`: the lane on which it is; of what is spilled to the disk: that which spills it */
     int32_t parts; /* number of contributions (MT_PART) that complete it; 0: a single write does */
     bool resident; /* lives for the run: the kth such object of a pool is in the pool's buffer k in every program */
     size_t bytes;
@@ -86,6 +86,7 @@ struct mt_program {
     struct mt_instr *instrs;
     size_t n_instrs, cap_instrs;
     size_t spill_bytes;      /* spill space in host memory */
+    size_t sum_bytes;        /* part of it that is for what is never spilled to the disk: sums of groups */
     size_t disk_spill_bytes; /* spill space on the disk */
     size_t piece_elems;      /* elements of a piece of an update from disk */
     size_t n_units, n_micro;
@@ -121,6 +122,7 @@ struct mt_program_params {
     size_t piece_elems;           /* of updates from disk: a multiple of piece_align */
     size_t piece_align;           /* elements that are whole pages of every plane, a multiple of MT_PIECE_ALIGN */
     bool draws_apart;             /* caches are in programs of MT_MODE_LOGITS alone; buffers have room for them */
+    size_t most_spill;            /* of several hosts: spill memory that one should do with; 0: any. The same for all */
     bool spill_disk;              /* activations that leave the device may be spilled to the disk */
     int n_lanes;                  /* 0: one */
     bool by_data;                 /* lanes share the groups, not the units: a unit's lanes are where its gradient is added
@@ -129,7 +131,8 @@ struct mt_program_params {
     int host;                     /* whose program is built */
     bool owned;                   /* of several hosts: a unit is updated by the host of its lane_back alone, which sends
                                      the others its weights; else its gradient goes to all, and each updates it */
-    int n_buffers[MT_MAX_LANES][MT_N_POOLS]; /* of each pool; at least what one instruction needs; host pools: [0] */
+    int n_buffers[MT_MAX_LANES][MT_N_POOLS]; /* of each pool; at least what one instruction needs; host pools: [0], of
+                                                each host */
 };
 static inline int mt_program_lanes(const struct mt_program_params *p)
 {

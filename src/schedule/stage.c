@@ -80,6 +80,7 @@ static void add_spilled(struct mt_stager *s)
         copy.kind = MT_OBJ_SPILLED;
         copy.parts = 0;
         copy.resident = false;
+        copy.lane = in->lane;
         copy.pool = mt_pools[copy.pool].spilled;
         copy.bytes = mt_align_up(copy.bytes, 4096);
         s->spilled[o] = add_object(s, &copy);

@@ -103,8 +103,11 @@ static int32_t age_of(const struct mt_stager *s, const struct mt_stage_buffer *b
 /* Gives the object a buffer of its pool; writes what is in it to the disk if that is dirty and used again. */
 static void take_buffer(struct mt_stager *s, int object)
 {
-    int pool = s->out->objects[object].pool, best = 0, best_next = MT_STAGE_NONE;
-    for (int i = 0; i < s->out->pool[0][pool].n; i++) {
+    int pool = s->out->objects[object].pool, n = s->out->pool[0][pool].n, best_next = MT_STAGE_NONE;
+    bool own = mt_pool_is_of_spills((enum mt_pool_id)pool); /* each host has as many of its own */
+    n /= own ? mt_program_hosts(s->params) : 1;
+    int first = own ? n * mt_program_host_of(s->params, s->out->objects[object].lane) : 0, best = first;
+    for (int i = first; i < first + n; i++) {
         const struct mt_stage_buffer *b = &s->buffers[pool][i];
         int next = b->object == MT_STAGE_NONE ? MT_STAGE_NEVER : s->staged[b->object].next_use;
         int32_t age = age_of(s, b), best_age = age_of(s, &s->buffers[pool][best]);

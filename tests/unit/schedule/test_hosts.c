@@ -38,9 +38,12 @@ static void make_variant(struct fixture *f, uint32_t *seed, int hosts, int own)
         f->keeps[u] = next_random(seed) & 1;
     }
     describe(f);
-    uint32_t away = next_random(seed) % 8; /* each host has drives of its own */
-    if (away <= (STATES | WEIGHTS))
-        put_on_disk(f, away, next_random(seed) % 3);
+    uint32_t away = next_random(seed) % 32; /* each host has drives of its own */
+    if (away & 1)
+        put_on_disk(f, away >> 1 & (f->p.owned ? STATES | WEIGHTS | GRADS | SPILLS : STATES | WEIGHTS | SPILLS),
+                    next_random(seed) % 3);
+    for (size_t u = 0; u < f->p.n_units; u++) /* of some a part is frozen, which no owner sends */
+        f->units[u].staged_bytes += f->units[u].staged_bytes && next_random(seed) & 1 ? 4096 : 0;
     take_lane_buffers(&f->p, (int)(next_random(seed) % 4));
     for (int i = 0; i < MT_N_POOLS; i++)
         f->p.n_buffers[0][i] = mt_pools[i].device ? f->p.n_buffers[0][i] : 1 + (int)(next_random(seed) % 4);
@@ -63,11 +66,34 @@ static size_t count_shared(const struct mt_program *p)
     return n;
 }
 
-static size_t count_written_weights(const struct mt_program *p)
+/* Reads or writes of a kind of object in host staging. */
+static size_t count_of(const struct mt_program *p, enum mt_opcode op, enum mt_object_kind kind)
 {
     size_t n = 0;
     for (size_t i = 0; i < p->n_instrs; i++)
-        n += p->instrs[i].op == MT_OP_WRITE && p->objects[p->instrs[i].operand[0].object].kind == MT_OBJ_STAGED;
+        n += p->instrs[i].op == op && p->objects[p->instrs[i].operand[0].object].kind == kind;
+    return n;
+}
+
+static size_t count_all_of(const struct step *s, enum mt_opcode op, enum mt_object_kind kind)
+{
+    size_t n = 0;
+    for (int i = 0; i < s->n; i++)
+        n += count_of(&s->of[i], op, kind);
+    return n;
+}
+
+/* Weights that come leave what is frozen of a buffer, which has been read then. Returns how many do. */
+static size_t count_kept(const struct mt_program *p, const struct mt_unit_shape *units)
+{
+    size_t n = 0;
+    for (const struct mt_instr *in = p->instrs; in < p->instrs + p->n_instrs; in++) {
+        bool keeps = units[in->unit].staged_bytes != units[in->unit].staged_bytes_written;
+        if (in->op != MT_OP_RENEW || in->sends || !in->n_operands)
+            continue;
+        assert_int_equal(in->operand[0].access, keeps ? MT_UPDATE : MT_WRITE);
+        n += keeps;
+    }
     return n;
 }
 
@@ -80,11 +106,25 @@ static size_t count_updated(const struct mt_program *p)
     return n;
 }
 
+/* Steps of fewer micro-batches do with the memory of the largest, as a rule; *more: of how many they do not. */
+static void build_smaller(const struct step *full, struct mt_program_params p, size_t *more)
+{
+    for (size_t n = p.n_micro; n-- > 1;)
+        for (p.n_micro = n, p.host = 0; p.host < full->n; p.host++) {
+            struct mt_program prog;
+            p.most_spill = full->of[p.host].spill_bytes;
+            MUST(mt_program_build, &prog, &p);
+            *more += prog.spill_bytes > p.most_spill;
+            assert_true(prog.spill_bytes <= p.most_spill + 8192);
+            mt_program_finish(&prog);
+        }
+}
+
 TEST(hosts_together_compute_what_one_would)
 {
     static uint64_t one[MOST_WRITES], many[MOST_WRITES];
     uint32_t seed = 7;
-    size_t passed = 0, reads = 0, idle = 0;
+    size_t passed = 0, reads = 0, idle = 0, spills = 0, more = 0, kept = 0;
     for (int v = 0; v < 600; v++) {
         struct fixture f;
         struct mt_program whole;
@@ -94,6 +134,8 @@ TEST(hosts_together_compute_what_one_would)
         assert_int_equal(build_and_check(&f, &whole, NULL), 0);
         f.p.n_hosts = hosts;
         build_hosts(&s, f.p);
+        if (f.p.mode == MT_MODE_TRAIN)
+            build_smaller(&s, f.p, &more);
         const bool owned = f.p.owned;
         size_t n = list_writes(&whole, one, 0), m = 0;
         for (int i = 0; i < hosts; i++)
@@ -106,18 +148,30 @@ TEST(hosts_together_compute_what_one_would)
         assert_int_equal(count_all(&s, MT_OP_RENEW), owned ? (size_t)hosts * count_updated(&whole) : 0);
         const size_t each = owned ? 1 : (size_t)hosts; /* hosts that update a unit */
         assert_int_equal(count_all(&s, MT_OP_UPDATE), each * count(&whole, MT_OP_UPDATE));
-        size_t weights = count_written_weights(&whole), states = count(&whole, MT_OP_WRITE) - weights;
-        assert_int_equal(count_all(&s, MT_OP_WRITE), (size_t)hosts * weights + each * states);
+        const struct {
+            enum mt_object_kind kind;
+            size_t hosts; /* that write it */
+        } written[] = {{MT_OBJ_STAGED, (size_t)hosts}, {MT_OBJ_STATE, each}, {MT_OBJ_GRAD_OUT, 1}};
+        for (size_t k = 0; k < MT_ARRAY_LEN(written); k++)
+            assert_int_equal(count_all_of(&s, MT_OP_WRITE, written[k].kind),
+                             written[k].hosts * count_of(&whole, MT_OP_WRITE, written[k].kind));
+        spills += count_all_of(&s, MT_OP_WRITE, MT_OBJ_SPILLED);
         passed += count_all(&s, MT_OP_PASS);
         for (int i = 0; i < hosts; i++) {
-            assert_true(count(&s.of[i], MT_OP_READ) <= count(&whole, MT_OP_READ));
-            idle += count(&whole, MT_OP_READ) - count(&s.of[i], MT_OP_READ);
-            reads += count(&s.of[i], MT_OP_READ);
+            kept += count_kept(&s.of[i], f.units);
+            const size_t here = count_of(&s.of[i], MT_OP_READ, MT_OBJ_STAGED) + count_of(&s.of[i], MT_OP_READ, MT_OBJ_STATE);
+            const size_t all = count_of(&whole, MT_OP_READ, MT_OBJ_STAGED) + count_of(&whole, MT_OP_READ, MT_OBJ_STATE);
+            if (f.p.spill_disk) /* each host has buffers for its own, so others are left for longer, or not */
+                continue;
+            assert_true(here <= all);
+            idle += all - here;
+            reads += here;
         }
         mt_program_finish(&whole);
         finish(&s);
     }
-    assert_true(passed > 1000 && reads > 1000 && idle > 10);
+    assert_true(more < 10 && kept > 100);
+    assert_true(passed > 1000 && reads > 1000 && idle > 10 && spills > 1000);
 }
 
 /* A step of three hosts that has all kinds of messages, of units with owners or without. */
