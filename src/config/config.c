@@ -67,43 +67,6 @@ static int find_key(const struct mt_key **out, const char *section, const char *
                    guess ? " (did you mean \"" : "", guess ? guess : "", guess ? "\"?)" : "");
 }
 
-/* A path in a file is relative to the file. A value that may be a name or a path becomes a path only if that exists. */
-static char *resolve_path(const struct mt_key *key, const char *file, const char *value)
-{
-    const char *slash = strrchr(file, '/');
-    bool home = value[0] == '~' && (!value[1] || value[1] == '/'); /* which is refused as it stands */
-    bool hub = !strncmp(value, MT_HUB_ADDRESS, strlen(MT_HUB_ADDRESS));
-    if (!*value || *value == '/' || home || hub || !slash || !strcmp(value, "auto"))
-        return strdup(value);
-    MT_FREED char *dir = strndup(file, (size_t)(slash - file) + 1), *path = dir ? mt_path_join(dir, value) : NULL;
-    return !path || mt_key_is_path(key, value, path) ? MT_GIVE(path) : strdup(value);
-}
-
-static char *resolve_list(const struct mt_key *key, const char *file, const char *value)
-{
-    MT_STR_FREED struct mt_str s = {0};
-    MT_FREED char *copy = strdup(value);
-    s.failed = !copy;
-    for (char *save = NULL, *item = copy ? strtok_r(copy, ",", &save) : NULL; item; item = strtok_r(NULL, ",", &save)) {
-        item += strspn(item, " \t");
-        size_t name = mt_key_name_of_path(key, item);
-        MT_FREED char *path = resolve_path(key, file, item + name);
-        s.failed |= !path;
-        mt_str_printf(&s, "%s%.*s%s", s.len ? ", " : "", (int)name, item, path ? path : "");
-    }
-    mt_str_append(&s, "", 0);
-    return s.failed ? NULL : MT_GIVE(s.p);
-}
-
-char *mt_key_resolve(const struct mt_key *key, const char *file, const char *value)
-{
-    if (mt_key_holds_path(key))
-        return resolve_path(key, file, value);
-    if (key->type == MT_KEY_PATHS || key->type == MT_KEY_NAMED_PATHS)
-        return resolve_list(key, file, value);
-    return strdup(value);
-}
-
 static int on_key(void *ctx, const char *file, int line, const char *section, const char *name,
                   const char *value, struct mt_err *err)
 {

@@ -109,38 +109,13 @@ static const char *const roles[] = {
     [MT_OUTPUT] = "output: what is written, and when; a resumed run may have another value",
 };
 
-static const char *const values[] = {
-    [MT_KEY_STRING] = "text",
-    [MT_KEY_TEXT] = "names with numbers, or auto",
-    [MT_KEY_PATH] = "a path, relative to the file that names it",
-    [MT_KEY_NAME_OR_FILE] = "a number, a share (2%), or a file",
-    [MT_KEY_NAME_OR_PATH] = "a name, or a path relative to the file that names it",
-    [MT_KEY_LIST] = "a list, by commas",
-    [MT_KEY_PATHS] = "paths, by commas, relative to the file that names them",
-    [MT_KEY_NAMED_PATHS] = "NAME:PATH, by commas",
-    [MT_KEY_CHOICE] = "a word",
-    [MT_KEY_WORD] = "a word",
-    [MT_KEY_DTYPE] = "a type",
-    [MT_KEY_BOOL] = "on or off",
-    [MT_KEY_COUNT] = "a whole number (500, 64k, 64Ki)",
-    [MT_KEY_COUNT_AUTO] = "a whole number (500, 64k, 64Ki), or auto",
-    [MT_KEY_REAL] = "a number (0.1, 2e-5)",
-    [MT_KEY_REAL_AUTO] = "a number (0.1, 2e-5), or auto",
-    [MT_KEY_WHOLE_AUTO] = "a whole number, or auto",
-    [MT_KEY_AMOUNT] = "a number, or a share (3%)",
-    [MT_KEY_SIZE] = "a size (20GiB), a share (90%), or auto",
-    [MT_KEY_BYTES] = "a size with its unit (5GB)",
-    [MT_KEY_DURATION] = "a duration (30m, 11h30m), or 0",
-    [MT_KEY_INTERVAL] = "steps (500), or a duration (30m)",
-};
-
 static void add_values(struct mt_str *out, const struct mt_key *k)
 {
     if (k->choices && k->type != MT_KEY_NAME_OR_FILE) {
         for (const char *c = k->choices; *c; c++)
             mt_str_printf(out, *c == '|' ? ", " : "%c", *c);
     } else {
-        mt_str_printf(out, "%s", values[k->type]);
+        mt_key_values(k, out);
     }
     if (k->min < k->max) {
         mt_str_printf(out, "; at least ");

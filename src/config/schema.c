@@ -118,7 +118,7 @@ static const struct mt_key keys[] = {
      "Batch size in tokens, a multiple of data.seq_len. Set this or batch_size."},
     {"train", "batch_size", MT_NUMERICS, MT_KEY_COUNT, AT(train.batch_size), "", NULL, 0, 1e9, NULL,
      "Batch size in sequences."},
-    {"train", "micro_batch", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.micro_batch), "auto", NULL, 1, 1e6, NULL,
+    {"train", "micro_batch", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.micro_batch), "auto", NULL, 1, 1e6, NULL,
      "Sequences on the device at once. Changes the order of sums."},
     {"train", "chunk", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.chunk), "0", NULL, 0, 1 << 24, NULL,
      "Compute rows in chunks of so many tokens, which must divide data.seq_len, so that longer ones fit; 0: whole rows. "
@@ -127,7 +127,7 @@ static const struct mt_key keys[] = {
     {"train", "groups", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.groups), "1", NULL, 1, MT_MAX_GROUPS, NULL,
      "Sum each gradient in so many groups of a step's micro-batches, then add these sums by a fixed tree: a power of two, at "
      "most the micro-batches of a step. Changes the order of sums. Groups can be computed on several devices."},
-    {"train", "learning_rate", MT_NUMERICS, MT_KEY_REAL_AUTO, AT(train.learning_rate), "auto", NULL, 0, 1e3, NULL,
+    {"train", "learning_rate", MT_NUMERICS, MT_KEY_REAL, AT(train.learning_rate), "auto", NULL, 0, 1e3, NULL,
      "Peak learning rate; auto is 1e-5, with adapters 2e-4; on preferences and rollouts 1e-6, with adapters 1e-5."},
     {"train", "schedule", MT_NUMERICS, MT_KEY_CHOICE, AT(train.schedule), "cosine", "constant|linear|cosine|wsd",
      ANY, NULL, "Learning rate after warm-up."},
@@ -167,14 +167,14 @@ static const struct mt_key keys[] = {
      "Train on preferences (data.format = preference or rated) by this loss: sigmoid is DPO's; simpo, cpo and orpo need no "
      "reference; kto and apo_zero_unpaired take rated answers. The other losses need the log-probabilities of a reference, which are "
      "computed before the first step."},
-    {"preference", "beta", MT_NUMERICS, MT_KEY_REAL_AUTO, AT(numerics.objective_keys.beta), "auto", NULL, 1e-6, 1e6, NULL,
+    {"preference", "beta", MT_NUMERICS, MT_KEY_REAL, AT(numerics.objective_keys.beta), "auto", NULL, 1e-6, 1e6, NULL,
      "How strongly differences of log-probability count; the smaller, the further the model may go from the reference. "
      "auto: 0.1, with simpo 2."},
     {"preference", "gamma", MT_NUMERICS, MT_KEY_REAL, AT(numerics.objective_keys.gamma), "0.5", NULL, 0, 1e6, NULL,
      "simpo: the margin by which the chosen answer is to win (simpo_gamma of TRL)."},
     {"preference", "label_smoothing", MT_NUMERICS, MT_KEY_REAL, AT(numerics.objective_keys.label_smoothing), "0", NULL, 0, 0.499,
      NULL, "Share of pairs that are assumed to be labelled the wrong way round: sigmoid, sigmoid_norm, robust, simpo, cpo."},
-    {"preference", "sft", MT_NUMERICS, MT_KEY_REAL_AUTO, AT(numerics.objective_keys.sft), "auto", NULL, 0, 1e6, NULL,
+    {"preference", "sft", MT_NUMERICS, MT_KEY_REAL, AT(numerics.objective_keys.sft), "auto", NULL, 0, 1e6, NULL,
      "Weight of the mean token loss of chosen answers beside the preference. auto: 0, with cpo and orpo 1."},
     {"preference", "sft_tokens", MT_NUMERICS, MT_KEY_CHOICE, AT(preference.sft_tokens), "answer", "answer|all", ANY, NULL,
      "Tokens of that loss: the chosen answer's, or its prompt's too, as TRL has it in ORPO."},
@@ -191,9 +191,9 @@ static const struct mt_key keys[] = {
      "Train a policy on rollouts (data.format = rollouts) by this loss of r = p / p_old and advantage A. grpo, bnpo, dapo, dr_grpo: "
      "-min(r A, clip(r) A), which differ in policy.normalise; gspo: of one ratio a rollout; cispo: -min(r, clip_high) A log p, the "
      "factor held; sapo: a soft clip; dppo: masks tokens whose probability moved too far; dro: a pull to p_old; opd: to ref_logprobs."},
-    {"policy", "clip_low", MT_NUMERICS, MT_KEY_REAL_AUTO, AT(POLICY.clip_low), "auto", NULL, 0, 1e6, NULL,
+    {"policy", "clip_low", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.clip_low), "auto", NULL, 0, 1e6, NULL,
      "Ratios count from 1 - clip_low on; with dppo and opd, how far a probability may have fallen. auto: 0.2, gspo 3e-4."},
-    {"policy", "clip_high", MT_NUMERICS, MT_KEY_REAL_AUTO, AT(POLICY.clip_high), "auto", NULL, 0, 1e6, NULL,
+    {"policy", "clip_high", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.clip_high), "auto", NULL, 0, 1e6, NULL,
      "Ratios count up to 1 + clip_high, with cispo up to clip_high; with dppo, how far a probability may have risen. auto: 0.2, "
      "gspo 4e-4, cispo 5. DAPO's paper has 0.28."},
     {"policy", "dual_clip", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.dual_clip), "0", NULL, 0, 1e6, NULL,
@@ -222,7 +222,7 @@ static const struct mt_key keys[] = {
      "Largest such factor."},
     {"policy", "mismatch_beyond", MT_NUMERICS, MT_KEY_CHOICE, AT(POLICY.beyond), "cut", "cut|drop", ANY, NULL,
      "What is beyond it is cut to it, or dropped: row and drop are TRL's default."},
-    {"policy", "beta", MT_NUMERICS, MT_KEY_REAL_AUTO, AT(POLICY.beta), "auto", NULL, 0, 1e6, NULL,
+    {"policy", "beta", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.beta), "auto", NULL, 0, 1e6, NULL,
      "dro: half of it weighs (log r)^2; dppo: it does. auto: 0.05, with dppo 1e-3."},
     {"policy", "tau_positive", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.tau_positive), "1", NULL, 1e-6, 1e6, NULL,
      "sapo: temperature of its sigmoid where A > 0."},
@@ -303,14 +303,14 @@ static const struct mt_key keys[] = {
     {"memory", "base", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.base), "auto", MT_BASE_NAMES, ANY, NULL,
      "Home of frozen weights. host: host memory. disk: copied to the drives of nvme_paths. files: read in place from the "
      "model's own files (tensors below 1 MiB stay in host memory). auto: host memory, else the files, else the drives."},
-    {"memory", "base_blocks", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.base_blocks), "auto", NULL, 0, 1 << 20, NULL,
+    {"memory", "base_blocks", MT_PLACEMENT, MT_KEY_COUNT, AT(placement.base_blocks), "auto", NULL, 0, 1 << 20, NULL,
      "Number of blocks whose frozen weights stay in host memory even with base = files: layers first, evenly spaced, "
      "then the embedding and the head. auto: 0, or as many as fit where base = auto chose the files."},
     {"memory", "update", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.update), "auto", MT_UPDATE_ORDER_NAMES, ANY, NULL,
      "When weights are updated. forward: under the next step's forward. backward: each layer as soon as its gradient has arrived, "
      "so that gradients need no memory and no drives; needs train.clip = unit or train.grad_clip = 0. A device that fails then costs "
      "the steps since the last checkpoint. auto: what the search finds faster."},
-    {"memory", "update_pending", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.update_pending), "auto", NULL, 0, 1 << 20, NULL,
+    {"memory", "update_pending", MT_PLACEMENT, MT_KEY_COUNT, AT(placement.update_pending), "auto", NULL, 0, 1 << 20, NULL,
      "With update = backward: number of layers, the first ones, that are updated under the next step's forward nevertheless, as the "
      "embedding is. auto: 1, or what the search finds faster."},
     {"memory", "nvme_paths", MT_MACHINE, MT_KEY_PATHS, AT(memory.nvme_paths), "", NULL, ANY, NULL,
@@ -322,25 +322,25 @@ static const struct mt_key keys[] = {
     {"memory", "verify", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.verify), "frozen", MT_VERIFY_NAMES, ANY, NULL,
      "Search for bits that flip in host memory. frozen: frozen weights, every 16th step; damage is read from the model's files "
      "again. all: trained weights and states too, summed by each update; damage ends the run. off: none."},
-    {"memory", "slots", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.slots), "auto", NULL, 2, 32767, NULL,
+    {"memory", "slots", MT_PLACEMENT, MT_KEY_COUNT, AT(placement.slots), "auto", NULL, 2, 32767, NULL,
      "Number of units (layers, or halves) whose weights are on the device at once. auto: 3, or all if they fit."},
     {"memory", "unit", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.unit), "auto", MT_UNIT_CUT_NAMES, ANY, NULL,
      "What is loaded to the device at once: a layer, or its attention or MLP half. auto: halves where layers do not fit, "
      "or where the search finds them faster."},
-    {"memory", "expert_group", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.expert_group), "auto", NULL, 1, 1024, NULL,
+    {"memory", "expert_group", MT_PLACEMENT, MT_KEY_COUNT, AT(placement.expert_group), "auto", NULL, 1, 1024, NULL,
      "Experts of a mixture that are loaded together. auto: as many as 256 MiB hold, in bf16 or packed."},
-    {"memory", "expert_sums", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.expert_sums), "auto", NULL, 1, 1024, NULL,
+    {"memory", "expert_sums", MT_PLACEMENT, MT_KEY_COUNT, AT(placement.expert_sums), "auto", NULL, 1, 1024, NULL,
      "How often the outputs of a mixture's experts are summed in a layer. Fewer sums are faster, and keep more outputs. auto: as "
      "few as take a seventh of the device's memory. With train.groups above 1: for each group of experts that is loaded."},
     {"memory", "activations", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.activations), "auto",
      MT_ACTIVATIONS_NAMES, ANY, NULL,
      "Activations saved for backward. keep: on the device. offload: in host memory. disk: in host memory, then drives. "
      "recompute: not saved."},
-    {"memory", "keep_layers", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.keep_layers), "auto", NULL, 0, 1024, NULL,
+    {"memory", "keep_layers", MT_PLACEMENT, MT_KEY_COUNT, AT(placement.keep_layers), "auto", NULL, 0, 1024, NULL,
      "With activations = recompute: number of last layers whose activations stay on the device."},
-    {"memory", "offload_layers", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.offload_layers), "auto", NULL, 0, 1024,
+    {"memory", "offload_layers", MT_PLACEMENT, MT_KEY_COUNT, AT(placement.offload_layers), "auto", NULL, 0, 1024,
      NULL, "With activations = recompute: number of other layers, evenly spaced, whose activations go to host memory."},
-    {"memory", "offload_attention", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.offload_attention), "auto", NULL, 0, 1024,
+    {"memory", "offload_attention", MT_PLACEMENT, MT_KEY_COUNT, AT(placement.offload_attention), "auto", NULL, 0, 1024,
      NULL, "Like offload_layers, for attention's activations alone. 0 recomputes them. auto: the search decides, or "
      "offload_layers."},
     {"memory", "offload", MT_PLACEMENT, MT_KEY_TEXT, AT(placement.offload), "auto", NULL, ANY, NULL,
@@ -351,9 +351,9 @@ static const struct mt_key keys[] = {
     {"memory", "adapters", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.adapters), "auto", MT_ADAPTERS_NAMES, ANY, NULL,
      "Where adapters are during a step. streamed: sent with each layer. resident: all on the device, sent once a step. "
      "auto: what the search finds faster."},
-    {"memory", "logits_chunk", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.logits_chunk), "auto", NULL, 64, 1 << 24,
+    {"memory", "logits_chunk", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.logits_chunk), "auto", NULL, 64, 1 << 24,
      NULL, "Rows of logits whose gradients are on the device at once; a multiple of 64. Changes the order of sums."},
-    {"memory", "logits_piece", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.logits_piece), "auto", NULL, 64, 1 << 24,
+    {"memory", "logits_piece", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.logits_piece), "auto", NULL, 64, 1 << 24,
      NULL, "Rows of FP32 logits at once, a part of a chunk; a multiple of 64. auto: 512 where logits_chunk is auto and larger, "
      "else the whole chunk."},
     {"memory", "pin", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.pin), "auto", MT_PIN_NAMES, ANY, NULL,
@@ -429,12 +429,12 @@ static const struct mt_key keys[] = {
      "How several devices share a step. units: they take the layers in turn. data: they share the groups of micro-batches "
      "(train.groups, at least as many), and each loads all weights. auto: data for mixtures of experts and adapters if there "
      "are enough groups, else units. The result has the same bits with both."},
-    {"device", "expert_streams", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.expert_streams), "auto", NULL, 1, 4,
+    {"device", "expert_streams", MT_PLACEMENT, MT_KEY_COUNT, AT(placement.expert_streams), "auto", NULL, 1, 4,
      NULL, "GPU: streams in which a mixture's experts run side by side, so that small products leave no multiprocessor idle. 1: one "
      "after the other. auto: 3, or 1 where their memory is missing."},
     {"device", "link_gbps", MT_MACHINE, MT_KEY_REAL, AT(device.link_gbps), "0", NULL, 0, 1e6, NULL,
      "cpu device: throttle copies in each direction to this many GB/s, to rehearse a PCIe link; 0 = off."},
-    {"device", "cpu_threads", MT_MACHINE, MT_KEY_COUNT_AUTO, AT(placement.threads), "auto", NULL, 1, 4096, NULL,
+    {"device", "cpu_threads", MT_MACHINE, MT_KEY_COUNT, AT(placement.threads), "auto", NULL, 1, 4096, NULL,
      "Threads of compute and of the optimizer; auto is one for each core that the process may use."},
     {"device", "numa", MT_MACHINE, MT_KEY_WORD, AT(device.numa), "auto", "auto|system", ANY, NULL,
      "Placement of host memory on a machine with several NUMA nodes: auto spreads it over all that have memory and cores "

@@ -20,8 +20,8 @@ const char *mt_key_suggest(const char *section, const char *name);
 int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *text, char *buf,
                  size_t len);
 void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out);
-/** Whether the value is or may be a path. */
-bool mt_key_holds_path(const struct mt_key *key);
+/** Adds what it may be, in words: "a whole number (500, 64k, 64Ki), or auto". */
+void mt_key_values(const struct mt_key *key, struct mt_str *out);
 /** Of an item of MT_KEY_NAMED_PATHS, the length of "NAME:"; 0: it has none, or the key is of another type. */
 size_t mt_key_name_of_path(const struct mt_key *key, const char *item);
 /** How the address of files in the Hugging Face hub cache begins: it has the place of a path. */

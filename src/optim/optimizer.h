@@ -72,8 +72,8 @@ struct mt_optimizer_key {
     struct mt_key key;
     double def;
 };
-#define MT_OPTIMIZER_KEY(...) MT_OPTIMIZER_KEY_OF(MT_KEY_REAL_AUTO, __VA_ARGS__)
-#define MT_OPTIMIZER_WHOLE_KEY(...) MT_OPTIMIZER_KEY_OF(MT_KEY_WHOLE_AUTO, __VA_ARGS__)
+#define MT_OPTIMIZER_KEY(...) MT_OPTIMIZER_KEY_OF(MT_KEY_REAL, __VA_ARGS__)
+#define MT_OPTIMIZER_WHOLE_KEY(...) MT_OPTIMIZER_KEY_OF(MT_KEY_WHOLE, __VA_ARGS__)
 #define MT_OPTIMIZER_KEY_OF(type_, name_, def_, min_, max_, help_)                                                 \
     {                                                                                                              \
         {.section = "optimizer", .name = name_, .role = MT_NUMERICS, .type = type_,                                \

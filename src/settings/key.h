@@ -16,11 +16,9 @@ enum mt_key_type {
     MT_KEY_WORD,     /* a string, one of `choices` */
     MT_KEY_DTYPE,    /* enum mt_dtype, by name one of `choices`; "auto" = MT_DTYPE_AUTO */
     MT_KEY_BOOL,
-    MT_KEY_COUNT,    /* int64_t; k, M, Ki, Mi; may be empty (0) if the default is */
-    MT_KEY_COUNT_AUTO, /* or "auto" = MT_AUTO */
+    MT_KEY_COUNT,    /* int64_t; k, M, Ki, Mi. A number may be empty (0), or "auto" (MT_AUTO), if the default is */
     MT_KEY_REAL,
-    MT_KEY_REAL_AUTO, /* or "auto" = MT_AUTO */
-    MT_KEY_WHOLE_AUTO, /* double, a whole number; k, M, Ki, Mi; or "auto" = MT_AUTO */
+    MT_KEY_WHOLE,    /* double, a whole number; k, M, Ki, Mi */
     MT_KEY_AMOUNT,   /* struct mt_cfg_amount: a count or N% */
     MT_KEY_SIZE,     /* struct mt_size: bytes with unit, N%, auto */
     MT_KEY_BYTES,    /* uint64_t: bytes with unit */
