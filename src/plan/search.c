@@ -5,17 +5,13 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "engine/records.h"
 #include "kinds/kinds.h"
 #include "model/packing.h"
 #include "plan/search_priv.h"
 
 #define WORTH_READING 1.05 /* reading the model's files in every step must make it this much faster */
-#define WORTH_GATHERING 1.001 /* gathering on the host must be this much faster */
-#define WORTH_STAYING 1.0002 /* adapters that stay on the device must make a step this much faster */
-#define WORTH_UPDATING 1.02 /* updates under backward, with which a device that fails costs more, the same */
+#define WORTH_UPDATING 1.02 /* the same of updates under backward, with which a device that fails costs more */
 #define WORTH_SPARING 0.95 /* or they must write at most this share to drives */
-#define SLOTS_GAIN 0.95 /* another number of slots makes some steps this much shorter */
 #define WORTH_CUTTING 1.01 /* halves must be this much faster: they have twice as many boundaries */
 
 /* Whether it fits the device with so many layers kept. *separate: gradients then have separate cast buffers. */
@@ -49,17 +45,16 @@ static int most_kept(const struct mt_plan_request *r)
     return lo;
 }
 
-static int add_group(struct mt_search_groups *all, const struct mt_plan_request *r, mt_cost_table *costs,
-                     struct mt_err *err)
+static int add_group(struct mt_search *s, const struct mt_plan_request *r, mt_cost_table *costs, struct mt_err *err)
 {
-    if (all->n == MT_SEARCH_MAX_GROUPS)
+    if (s->n == MT_SEARCH_MAX_GROUPS)
         return 0;
-    struct mt_search_group *g = &all->g[all->n++];
-    *g = (struct mt_search_group){.r = *r, .costs = costs};
+    struct mt_search_group *g = &s->g[s->n++];
+    *g = (struct mt_search_group){.r = *r, .costs = costs, .seconds = INFINITY};
     return mt_search_bound(g, err);
 }
 
-static int add_activations(struct mt_search_groups *all, const struct mt_plan_request *r, mt_cost_table *costs,
+static int add_activations(struct mt_search *s, const struct mt_plan_request *r, mt_cost_table *costs,
                            struct mt_err *err)
 {
     /* records go to the disk only if configured: they would wear drives out within weeks */
@@ -71,102 +66,30 @@ static int add_activations(struct mt_search_groups *all, const struct mt_plan_re
             continue;
         t.placement.activations = modes[i];
         t.placement.keep_layers = MT_MAX(r->placement.keep_layers, 0);
-        rc = add_group(all, &t, costs, err);
+        rc = add_group(s, &t, costs, err);
         if (rc || modes[i] != MT_ACT_RECOMPUTE || r->placement.keep_layers != MT_AUTO)
             continue;
         t.placement.keep_layers = most_kept(&t);
         for (int n = 0; n < MT_SEARCH_MAX_KEPT && t.placement.keep_layers > 0 && !rc; n++) {
-            rc = add_group(all, &t, costs, err);
+            rc = add_group(s, &t, costs, err);
             t.placement.keep_layers = t.placement.keep_layers * 2 / 3;
         }
     }
     return rc;
 }
 
-static int add_micro_batch(struct mt_search_groups *all, const struct mt_plan_request *r, struct mt_err *err)
+static int add_micro_batch(struct mt_search *s, const struct mt_plan_request *r, struct mt_err *err)
 {
     int64_t chunk[MT_PLAN_MAX_CHUNKS];
     int rc = 0;
     size_t n = mt_plan_chunks(r, chunk);
     for (size_t i = 0; i < n && !rc; i++) {
         struct mt_plan_request t = *r;
-        mt_cost_table **costs = &all->costs[all->n_costs++];
+        mt_cost_table **costs = &s->costs[s->n_costs++];
         mt_plan_take_chunk(&t, chunk[i]);
-        rc = mt_plan_costs(costs, &t, err) ?: add_activations(all, &t, *costs, err);
+        rc = mt_plan_costs(costs, &t, err) ?: add_activations(s, &t, *costs, err);
     }
     return rc;
-}
-
-/* Whether other numbers of slots would have to gain more than they did in any group before, or than they often do. */
-static bool slots_gain_too_little(const struct mt_search *s, const struct mt_sim_result *first)
-{
-    return s->gain > 0 && first->seconds * MT_MIN(s->gain, SLOTS_GAIN) >= s->best.sim.seconds;
-}
-
-/* Tries the group with several numbers of slots, while that may help. */
-static int try_group(struct mt_search *s, struct mt_search_group *g, struct mt_err *err)
-{
-    static const int more[] = {2, 4, 3, 6, 8};
-    struct mt_plan_request t = g->r;
-    struct mt_sim_result sim;
-    size_t between = t.layout->n_units - 2; /* without embedding and head */
-    int rc = mt_search_try(s, &t, g->costs, &sim, err);
-    double least = sim.seconds;
-    g->fits = sim.seconds > 0;
-    if (rc || !g->fits || t.placement.slots != MT_AUTO || mt_search_is_long(g) || slots_gain_too_little(s, &sim))
-        return rc;
-    int64_t tried = s->tried[s->n_tried - 1].placement.slots; /* the number chosen for auto */
-    for (size_t i = 0; i < MT_ARRAY_LEN(more) && !rc; i++) {
-        struct mt_sim_result other;
-        double near = s->found ? s->best.sim.makespan : 0;
-        if (s->found && g->least * MT_SEARCH_NEAR_ENOUGH >= near)
-            return 0;
-        t.placement.slots = more[i];
-        if ((size_t)more[i] > between || more[i] == tried)
-            continue;
-        rc = mt_search_try(s, &t, g->costs, &other, err);
-        least = !rc && other.seconds > 0 ? MT_MIN(least, other.seconds) : least;
-    }
-    s->gain = s->gain > 0 ? MT_MIN(s->gain, least / sim.seconds) : least / sim.seconds;
-    return rc;
-}
-
-static double logits_bytes(const struct mt_plan_request *r)
-{
-    const struct mt_numerics *n = &r->numerics;
-    double piece = (double)(n->logits_piece > 0 ? MT_MIN(n->logits_piece, n->logits_chunk) : n->logits_chunk);
-    double rest = piece < (double)n->logits_chunk ? (double)n->logits_chunk * (double)mt_dtype_size(n->dtype) : 0;
-    return (piece * sizeof(float) + rest) * (double)r->layout->cfg.vocab;
-}
-
-/* Bytes per second of the slowest place to which what does not fit the device goes. */
-static double slowest_home(const struct mt_plan_request *r)
-{
-    const struct mt_rate *rate = r->machine->rate;
-    double gbs = MT_MIN(rate[MT_RATE_H2D].value, rate[MT_RATE_D2H].value);
-    if (r->link_gbps > 0)
-        gbs = MT_MIN(gbs, r->link_gbps);
-    if (r->drives > 0)
-        gbs = MT_MIN(gbs, r->drives * MT_MIN(rate[MT_RATE_READ].value, rate[MT_RATE_WRITE].value));
-    return gbs * 1e9;
-}
-
-/*
- * Whether a group that differs only in a longer chunk of logits fits and computes so much less that this one's memory
- * cannot make up for it: bytes that fit the device are not sent out and back, nor others from host memory to drives.
- */
-static bool chunk_is_too_short(const struct mt_search_groups *all, const struct mt_search_group *g)
-{
-    enum { TRANSFERS = 4 };
-    for (const struct mt_search_group *h = all->g; h < g; h++) {
-        const struct mt_placement *a = &h->r.placement, *b = &g->r.placement;
-        double freed = logits_bytes(&h->r) - logits_bytes(&g->r);
-        if (h->fits && h->r.numerics.micro_batch == g->r.numerics.micro_batch && a->activations == b->activations &&
-            a->keep_layers == b->keep_layers && freed > 0 &&
-            g->least - h->least > TRANSFERS * freed / slowest_home(&g->r))
-            return true;
-    }
-    return false;
 }
 
 static int compare_groups(const void *a, const void *b)
@@ -176,14 +99,13 @@ static int compare_groups(const void *a, const void *b)
 }
 
 /* Tries groups in order of their bounds; skips those whose bound is no better than the best step found. */
-static int try_groups(struct mt_search *s, struct mt_search_groups *all, struct mt_err *err)
+static int try_groups(struct mt_search *s, struct mt_err *err)
 {
     int rc = 0;
-    qsort(all->g, all->n, sizeof(*all->g), compare_groups);
-    for (size_t i = 0; i < all->n && !rc; i++)
-        if ((!s->found || all->g[i].least * MT_SEARCH_NEAR_ENOUGH < s->best.sim.makespan) &&
-            !chunk_is_too_short(all, &all->g[i]))
-            rc = try_group(s, &all->g[i], err);
+    qsort(s->g, s->n, sizeof(*s->g), compare_groups);
+    for (struct mt_search_group *g = s->g; g < s->g + s->n && !rc; g++)
+        if (!s->found || g->least * MT_SEARCH_NEAR_ENOUGH < s->best.sim.makespan)
+            rc = mt_search_try(s, g, &g->r.placement, NULL, err);
     return rc;
 }
 
@@ -204,31 +126,34 @@ static int fix_choice(struct mt_plan_choice *c, const struct mt_plan_request *r,
 
 static int search_layout(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
-    struct mt_search s = {.r = r};
-    MT_FREED struct mt_search_groups *all = NULL;
+    MT_FREED struct mt_search *s = NULL;
     int64_t choices[MT_PLAN_MAX_MICRO_BATCHES];
     size_t n = mt_plan_micro_batches(r, choices);
-    int rc = MT_NEW(&all, 1, "a search", err);
+    int rc = MT_NEW(&s, 1, "a search", err);
+    if (rc)
+        return rc;
+    s->r = r;
+    s->lean_writes = INFINITY;
     for (size_t i = n; i-- > 0 && !rc;) {
         struct mt_plan_request t = *r;
         t.numerics.micro_batch = choices[i];
-        rc = add_micro_batch(all, &t, err);
+        rc = add_micro_batch(s, &t, err);
     }
-    rc = rc ?: try_groups(&s, all, err) ?: mt_search_mixtures(&s, all, err);
-    for (size_t i = 0; all && i < all->n_costs; i++)
-        mt_cost_table_destroy(&all->costs[i]);
-    if (!rc && !s.found) {
+    rc = rc ?: try_groups(s, err) ?: mt_search_refine(s, err);
+    for (size_t i = 0; i < s->n_costs; i++)
+        mt_cost_table_destroy(&s->costs[i]);
+    if (!rc && !s->found) {
         if (err)
-            *err = s.err;
+            *err = s->err;
         rc = -ENOSPC;
     }
-    s.best.tried = s.tried;
-    s.best.n_tried = s.n_tried;
-    rc = rc ?: fix_choice(&s.best, r, err);
+    s->best.tried = s->tried;
+    s->best.n_tried = s->n_tried;
+    rc = rc ?: fix_choice(&s->best, r, err);
     if (rc)
-        mt_plan_choice_finish(&s.best);
+        mt_plan_choice_finish(&s->best);
     else
-        *out = s.best;
+        *out = s->best;
     return rc;
 }
 
@@ -266,46 +191,6 @@ static void choose(struct mt_plan_choice *out, struct mt_plan_choice *other, boo
     out->n_searched = n;
 }
 
-/* Takes c, which differs in one setting, if it is so many times as fast; consumes c. */
-static void take_better(struct mt_plan_choice *out, struct mt_plan_choice *c, double worth)
-{
-    bool take = c->sim.seconds * worth < out->sim.seconds;
-    c->n_searched = 1;
-    if (take) {
-        c->tried = MT_GIVE(out->tried);
-        c->n_tried = out->n_tried;
-        c->whole_seconds = out->whole_seconds;
-    }
-    choose(out, c, take);
-}
-
-/*
- * Gathers the embedding's rows on the host, if that is faster. It takes host memory for the first boundaries where those
- * did not leave the device before: if that is short, a layer's records fewer are offloaded.
- */
-static int try_gathering(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
-{
-    struct mt_plan_request t = mt_plan_request_as(r, out);
-    bool fewer = r->placement.offload_layers == MT_AUTO && r->placement.offload_attention == MT_AUTO;
-    const struct mt_records best = mt_records_of(out->layout, &out->placement);
-    int rc = -ENOSPC;
-    if (!r->train || r->placement.embedding != MT_EMBEDDING_AUTO)
-        return 0;
-    t.placement.embedding = MT_EMBEDDING_HOST;
-    for (int tries = 0; rc == -ENOSPC && tries < 1 + fewer; tries++) {
-        struct mt_plan_choice c;
-        struct mt_records records = best;
-        for (size_t i = 0; i < out->layout->n_segments; i++)
-            records.layers[i] = MT_MAX(best.layers[i] - tries, (int64_t)0);
-        mt_records_place(&records, &t.placement);
-        rc = mt_plan_evaluate(&c, &t, NULL, err);
-        if (rc)
-            continue;
-        take_better(out, &c, c.engine.program.gather ? WORTH_GATHERING : INFINITY);
-    }
-    return rc == -ENOSPC ? 0 : rc;
-}
-
 static int search_cuts(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct mt_plan_choice cut;
@@ -323,20 +208,6 @@ static int search_cuts(struct mt_plan_choice *out, const struct mt_plan_request 
     cut.whole_seconds = out->sim.seconds;
     choose(out, &cut, cut.sim.seconds * (wears ? MT_SEARCH_WORTH_WEARING : WORTH_CUTTING) < out->sim.seconds);
     return 0;
-}
-
-/* Keeps adapters on the device, if that is faster and the same buffers still fit. */
-static int try_staying(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
-{
-    struct mt_plan_request t = mt_plan_request_as(r, out);
-    struct mt_plan_choice c;
-    if (!r->train || !r->layout->n_adapters || r->placement.adapters != MT_ADAPTERS_AUTO)
-        return 0;
-    t.placement.adapters = MT_ADAPTERS_RESIDENT;
-    int rc = mt_plan_evaluate(&c, &t, NULL, err);
-    if (!rc)
-        take_better(out, &c, WORTH_STAYING);
-    return rc == -ENOSPC ? 0 : rc;
 }
 
 /*
@@ -368,24 +239,13 @@ static int search_bases(struct mt_plan_choice *out, const struct mt_plan_request
     return 0;
 }
 
-static int search_order(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
-{
-    int rc = search_bases(out, r, err);
-    if (rc) /* *out is as it was, perhaps not set */
-        return rc;
-    rc = try_gathering(out, r, err) ?: try_staying(out, r, err);
-    if (rc)
-        mt_plan_choice_finish(out);
-    return rc;
-}
-
-/* Whether updates under backward, or with other layers pending, are better; writing more to drives must be worth it. */
-static bool updates_better(const struct mt_plan_choice *c, const struct mt_plan_choice *than, double worth)
+/* Whether updates under backward are better; writing more to drives must be worth it. */
+static bool updates_better(const struct mt_plan_choice *c, const struct mt_plan_choice *than)
 {
     double writes = c->sim.bytes[MT_SIM_DISK_WRITE], written = than->sim.bytes[MT_SIM_DISK_WRITE];
     bool spares = writes < WORTH_SPARING * written;
     bool wears = writes > 1.01 * written;
-    return c->sim.seconds * (spares ? 1 : wears ? MT_SEARCH_WORTH_WEARING : worth) < than->sim.seconds;
+    return c->sim.seconds * (spares ? 1 : wears ? MT_SEARCH_WORTH_WEARING : WORTH_UPDATING) < than->sim.seconds;
 }
 
 /* A step that computes nearly all the time, or whose waits are few, and writes nothing gains nothing. */
@@ -396,43 +256,15 @@ static bool may_gain(const struct mt_plan_choice *c)
            c->sim.busy[MT_SIM_COMPUTE] / lanes * WORTH_UPDATING < c->sim.seconds;
 }
 
-/*
- * More layers that stay pending take host memory for their gradients, and their updates from
- * backward to the next forward, where those of the last layers would else delay the end of the
- * step. With none, the embedding's alone is left to it.
- */
-static int try_pending(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
-{
-    static const int64_t share[] = {0, 16, 8, 4, 3, 2}; /* of the layers; 0: none */
-    int64_t layers = out->layout->cfg.n_layers, before = out->placement.update_pending;
-    int rc = 0;
-    for (size_t i = 0; i < MT_ARRAY_LEN(share) && !rc; i++) {
-        struct mt_plan_request t = mt_plan_request_as(r, out);
-        struct mt_plan_choice c;
-        t.placement.update_pending = share[i] ? layers / share[i] : 0;
-        if (share[i] && t.placement.update_pending <= before)
-            continue;
-        before = MT_MAX(before, t.placement.update_pending);
-        rc = mt_plan_evaluate(&c, &t, NULL, err);
-        if (rc == -ENOSPC)
-            return 0;
-        if (!rc)
-            take_better(out, &c, updates_better(&c, out, 1.001) ? 1 : INFINITY);
-    }
-    return rc;
-}
-
 /* Updates under backward, if they are better than the choice; `found`: there is one. */
 static int try_backward(struct mt_plan_choice *out, const struct mt_plan_request *r, bool found, struct mt_err *err)
 {
     struct mt_plan_request t = *r;
     MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     t.placement.update = MT_UPDATE_BACKWARD;
-    int rc = search_order(&c, &t, err);
-    if (!rc && r->placement.update_pending == MT_AUTO)
-        rc = try_pending(&c, &t, err);
+    int rc = search_bases(&c, &t, err);
     if (!rc && found)
-        choose(out, &c, updates_better(&c, out, WORTH_UPDATING));
+        choose(out, &c, updates_better(&c, out));
     else if (!rc)
         *out = MT_GIVE(c);
     return rc;
@@ -446,7 +278,7 @@ int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, 
         return try_backward(out, &t, false, err);
     bool open = mt_plan_orders(&t);
     t.placement.update = MT_UPDATE_FORWARD;
-    int rc = search_order(out, &t, err);
+    int rc = search_bases(out, &t, err);
     if (!open || (rc ? rc != -ENOSPC : !may_gain(out)))
         return rc;
     bool found = !rc;

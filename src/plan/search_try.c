@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Candidates of a search: trying one, and what it costs at least. */
 
+#include <math.h>
+
 #include "base/mem.h"
 #include "plan/search_priv.h"
 #include "schedule/build.h"
@@ -21,17 +23,18 @@ static bool remember(struct mt_search *s, const struct mt_plan_request *r, const
     return true;
 }
 
-double mt_search_seconds(const struct mt_search *s, const struct mt_sim_result *sim)
+/* By which a candidate is chosen: what wears drives more must be worth it. */
+static double seconds_of(const struct mt_search *s, const struct mt_sim_result *sim)
 {
-    bool wears = s->mixing && sim->bytes[MT_SIM_DISK_WRITE] > 1.01 * s->lean_writes;
+    bool wears = sim->bytes[MT_SIM_DISK_WRITE] > 1.01 * s->lean_writes;
     return sim->seconds * (wears ? MT_SEARCH_WORTH_WEARING : 1);
 }
 
-/* On a tie the one with less device memory is better. One that writes more to drives must be worth the wear. */
+/* On a tie the one with less device memory is better. */
 static bool is_better(const struct mt_search *s, const struct mt_plan_choice *c)
 {
     const struct mt_sim_result *best = &s->best.sim;
-    double seconds = mt_search_seconds(s, &c->sim), least = mt_search_seconds(s, best);
+    double seconds = seconds_of(s, &c->sim), least = seconds_of(s, best);
     return !s->found || seconds < least * (1 - 1e-6) ||
            (seconds < least * (1 + 1e-6) && c->engine.device_bytes < s->best.engine.device_bytes);
 }
@@ -48,17 +51,20 @@ static bool is_nearer(const struct mt_search *s, const struct mt_err *why, bool 
     return why->short_device && old->short_device ? why->short_device < old->short_device : least;
 }
 
-int mt_search_try(struct mt_search *s, const struct mt_plan_request *r, mt_cost_table *costs,
-                   struct mt_sim_result *sim, struct mt_err *err)
+int mt_search_try(struct mt_search *s, struct mt_search_group *g, const struct mt_placement *p, double *seconds,
+                  struct mt_err *err)
 {
     MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
+    struct mt_plan_request r = g->r;
     struct mt_err why = {0};
-    *sim = (struct mt_sim_result){0};
-    int rc = mt_plan_with_costs(&c, r, costs, NULL, &why);
-    if ((!rc || rc == -ENOSPC) && !remember(s, r, rc ? NULL : &c))
+    r.placement = *p;
+    int rc = mt_plan_with_costs(&c, &r, g->costs, NULL, &why);
+    double took = rc ? INFINITY : seconds_of(s, &c.sim);
+    if ((!rc || rc == -ENOSPC) && !remember(s, &r, rc ? NULL : &c))
         return mt_fail_nomem(err, "a search", s->n_tried * sizeof(*s->tried));
+    if (seconds)
+        *seconds = took;
     if (rc == -ENOSPC) {
-        const struct mt_placement *p = &r->placement;
         bool least = p->activations != MT_ACT_KEEP && p->activations != MT_ACT_OFFLOAD && p->keep_layers <= 0;
         if (is_nearer(s, &why, least))
             s->err = why;
@@ -70,7 +76,12 @@ int mt_search_try(struct mt_search *s, const struct mt_plan_request *r, mt_cost_
             *err = why;
         return rc;
     }
-    *sim = c.sim;
+    if (took < g->seconds * (1 - 1e-6) || (took < g->seconds * (1 + 1e-6) && c.host_bytes < g->host_bytes)) {
+        g->seconds = took;
+        g->host_bytes = c.host_bytes;
+        g->best = *p;
+        g->best.slots = c.placement.slots;
+    }
     if (is_better(s, &c)) {
         mt_plan_choice_finish(&s->best);
         s->best = MT_GIVE(c);
