@@ -14,25 +14,20 @@ static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
     MT_FREED double *loss = NULL;
     size_t cap = 0;
     for (uint64_t i = 0; !rc && i < mt_sampler_steps_per_epoch(sampler); i++) {
-        size_t docs = 0, at = 0;
-        double before = 0; /* of a sample whose end is in later chunks of its row */
+        size_t docs = 0, at = 0, n, chunks;
         rc = mt_sampler_fill(sampler, i, &data, err);
-        for (size_t m = 0; m < data.n; m++)
-            docs += data.micro[m].n_docs;
+        const struct mt_batch *b = mt_step_whole(&data, &n, &chunks);
+        for (size_t m = 0; m < n; m++)
+            docs += b[m].n_docs;
         if (!rc && !mt_grow(&loss, &cap, docs, sizeof(*loss)))
             rc = mt_fail_nomem(err, "losses", docs * sizeof(*loss));
         struct mt_eval_result sum = {.doc_loss = loss};
         rc = rc ?: mt_engine_eval(s->engine, 0, &data, &sum, err);
-        for (size_t m = 0; m < data.n && !rc; m++)
-            for (size_t d = 0; d < data.micro[m].n_docs; d++, at++) {
-                loss[at] += before;
-                before = d + 1 == data.micro[m].n_docs && data.micro[m].doc_after ? loss[at] : 0;
-                if (d + 1 == data.micro[m].n_docs && data.micro[m].doc_after)
-                    continue;
+        for (size_t m = 0; m < n && !rc; m++)
+            for (size_t d = 0; d < b[m].n_docs; d++, at++)
                 printf(json ? isfinite(loss[at]) ? "{\"sample\": %d, \"loss_sum\": %.17g}\n" : "{\"sample\": %d, \"loss_sum\": null}\n"
                             : "sample %d loss_sum %.17g\n",
-                       data.micro[m].sample[d], loss[at]);
-            }
+                       b[m].sample[d], loss[at]);
     }
     return rc;
 }

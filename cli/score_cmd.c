@@ -97,24 +97,23 @@ static uint64_t key_of(const struct mt_setup *setup)
 
 static bool is_done(const struct score_journal *j, const struct mt_step_data *data)
 {
-    for (size_t m = 0; m < data->n; m++)
-        for (size_t d = 0; d < data->micro[m].n_docs; d++)
-            if (!j->sample[data->micro[m].sample[d]].done)
+    size_t n, chunks;
+    const struct mt_batch *b = mt_step_whole(data, &n, &chunks);
+    for (const struct mt_batch *end = b + n; b < end; b++)
+        for (size_t d = 0; d < b->n_docs; d++)
+            if (!j->sample[b->sample[d]].done)
                 return false;
     return true;
 }
 
 /* Adds the completions of a micro-batch, whose rows begin at `at`, without what is trained of prompts
- * (preference.sft_tokens). One that began in an earlier chunk of its row goes on. */
+ * (preference.sft_tokens). */
 static void add_docs(struct scratch *k, struct score_block *b, const struct mt_batch *of, size_t at)
 {
     for (size_t d = 0; d < of->n_docs; d++) {
         size_t end = (size_t)of->doc_rows[d + 1], first = (size_t)of->answer_rows[d];
-        if (d || !of->doc_before) {
-            k->sample[b->n_samples] = (uint32_t)of->sample[d];
-            k->length[b->n_samples++] = 0;
-        }
-        k->length[b->n_samples - 1] += (uint32_t)(end - first);
+        k->sample[b->n_samples] = (uint32_t)of->sample[d];
+        k->length[b->n_samples++] = (uint32_t)(end - first);
         for (size_t i = at + first; i < at + end; i++)
             k->token[b->n_tokens++] = (struct score_token){k->loss[i], k->correct[i]};
     }
@@ -126,19 +125,13 @@ struct sinks {
     mt_teacher_out *teacher;
 };
 
-/* The likeliest tokens of a micro-batch's samples, whose rows begin at `at`; of the first one, *before of them are those of
- * earlier chunks. A last one that goes on is left to the next chunk. */
-static int write_top(mt_teacher_out *t, const struct scratch *k, const struct mt_batch *of, size_t at, size_t *before,
+/* The likeliest tokens of a micro-batch's samples, whose rows begin at `at`. */
+static int write_top(mt_teacher_out *t, const struct scratch *k, const struct mt_batch *of, size_t at,
                      struct mt_err *err)
 {
     int rc = 0;
     for (size_t d = 0; d < of->n_docs && !rc; d++) {
-        size_t n = *before + (size_t)(of->doc_rows[d + 1] - of->doc_rows[d]);
-        size_t first = at + (size_t)of->doc_rows[d] - *before;
-        bool goes_on = d + 1 == of->n_docs && of->doc_after;
-        *before = goes_on ? n : 0;
-        if (goes_on)
-            continue;
+        size_t n = (size_t)(of->doc_rows[d + 1] - of->doc_rows[d]), first = at + (size_t)of->doc_rows[d];
         rc = mt_teacher_write(t, (uint64_t)of->sample[d], k->top + first * k->n_top, k->rest + first, n, err);
     }
     return rc;
@@ -168,14 +161,15 @@ static int run_step(struct mt_session *s, const struct mt_step_data *data, struc
                                  .row_rest = k->rest};
     struct score_block b = {.sample = k->sample, .length = k->length, .token = k->token};
     int rc = mt_engine_eval(s->engine, 0, data, &res, err);
-    size_t before = 0;
+    size_t n, chunks;
+    const struct mt_batch *whole = mt_step_whole(data, &n, &chunks);
     if (rc)
         return rc;
-    for (size_t m = 0, at = 0; m < data->n && !rc; at += data->micro[m++].n_loss) {
-        add_docs(k, &b, &data->micro[m], at);
-        rc = check_losses(s->setup->in, &data->micro[m], k->loss + at, err);
+    for (size_t m = 0, at = 0; m < n && !rc; at += whole[m++].n_loss) {
+        add_docs(k, &b, &whole[m], at);
+        rc = check_losses(s->setup->in, &whole[m], k->loss + at, err);
         if (!rc && to->teacher)
-            rc = write_top(to->teacher, k, &data->micro[m], at, &before, err);
+            rc = write_top(to->teacher, k, &whole[m], at, err);
     }
     if (!rc && to->teacher) /* before the journal says that it is done */
         rc = mt_teacher_sync(to->teacher, err);

@@ -122,8 +122,7 @@ static const struct mt_key keys[] = {
      "Sequences on the device at once. Changes the order of sums."},
     {"train", "chunk", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.chunk), "0", NULL, 0, 1 << 24, NULL,
      "Compute rows in chunks of so many tokens, which must divide data.seq_len, so that longer ones fit; 0: whole rows. "
-     "Keys and values of a row are kept, and states of recurrences; nothing is approximated. Changes the order of sums. Not of "
-     "preferences, nor of policies whose terms depend on others': gspo, normalise = micro, mismatch = row."},
+     "Keys and values of a row are kept, and states of recurrences; nothing is approximated. Changes the order of sums."},
     {"train", "groups", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.groups), "1", NULL, 1, MT_MAX_GROUPS, NULL,
      "Sum each gradient in so many groups of a step's micro-batches, then add these sums by a fixed tree: a power of two, at "
      "most the micro-batches of a step. Changes the order of sums. Groups can be computed on several devices."},

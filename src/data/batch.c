@@ -149,25 +149,15 @@ void mt_batch_cut(struct mt_batch *chunk, const struct mt_batch *row, size_t fro
         loss++;
     chunk->row_before = from;
     chunk->doc_before = from - (size_t)row->cu_seqlens[doc];
+    chunk->n_top = row->n_top;
+    chunk->top = row->top ? row->top + loss * row->n_top : NULL;
+    chunk->rest = row->rest ? row->rest + loss : NULL;
     for (; doc < row->n_docs && (size_t)row->cu_seqlens[doc] < to; doc++) {
         size_t end = MT_MIN((size_t)row->cu_seqlens[doc + 1], to), d = chunk->n_docs++;
         chunk->sample[d] = row->sample[doc];
-        chunk->role[d] = row->role[doc];
-        chunk->answer_rows[d] = (int32_t)chunk->n_loss;
         for (; loss < row->n_loss && (size_t)row->loss_rows[loss] < end; loss++, chunk->n_loss++) {
             chunk->loss_rows[chunk->n_loss] = row->loss_rows[loss] - (int32_t)from;
             chunk->targets[chunk->n_loss] = row->targets[loss];
-            if (row->values)
-                chunk->values[chunk->n_loss] = row->values[loss];
-            if (row->n_top) {
-                chunk->rest[chunk->n_loss] = row->rest[loss];
-                memcpy(chunk->top + chunk->n_loss * row->n_top, row->top + loss * row->n_top,
-                       row->n_top * sizeof(*row->top));
-            }
-        }
-        if (row->rollout) {
-            chunk->rollout[d] = row->rollout[doc];
-            chunk->rollout[d].began = (size_t)row->cu_seqlens[doc] < from;
         }
         chunk->doc_rows[d + 1] = (int32_t)chunk->n_loss;
         chunk->cu_seqlens[d + 1] = (int32_t)(end - from);

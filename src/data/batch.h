@@ -21,8 +21,6 @@ struct mt_rollout {
     double advantage; /* NaN: its tokens have their own */
     double reward, deviation; /* its own, and that of its group's rewards */
     bool truncated, left_out, dropped; /* cut off; its tokens weigh nothing; nor does its reward count */
-    bool began;  /* of a chunk: in one before, which counts it */
-    size_t rows; /* all its loss rows, in whichever chunks */
 };
 
 /** What a document is to an objective. */
@@ -87,7 +85,8 @@ struct mt_doc {
 };
 int mt_batch_add_as(struct mt_batch *b, const struct mt_doc *as, const uint32_t *ids, const uint8_t *trained, size_t n,
                     struct mt_err *err);
-/** Makes *chunk of tokens [from, to) of a micro-batch of one row, which stays. Not of answers. */
+/** Makes *chunk of tokens [from, to) of a micro-batch of one row, which stays: a teacher's tokens are the row's own, and
+ * roles, answers and rollouts are of the row alone. */
 void mt_batch_cut(struct mt_batch *chunk, const struct mt_batch *row, size_t from, size_t to);
 /** Lengthens the last document to n tokens of the micro-batch, by tokens that nothing depends on. */
 void mt_batch_pad(struct mt_batch *b, size_t n);
@@ -103,6 +102,15 @@ int mt_batch_seal(struct mt_batch *b, struct mt_err *err);
 struct mt_step_data {
     struct mt_batch *micro; /* [cap] */
     size_t cap, n;          /* n: micro-batches of this step, fewer in the last step of an epoch */
+    struct mt_batch *row;   /* [cap / chunks] of which micro-batches are chunks, in order; NULL: they have whole rows */
+    size_t chunks;
     uint64_t step;          /* number of the step, from 0 */
     size_t n_tokens, n_loss; /* sums over the n micro-batches */
 };
+/** Where the step's documents are whole: its rows, each of *chunks micro-batches, or the micro-batches. */
+static inline const struct mt_batch *mt_step_whole(const struct mt_step_data *d, size_t *n, size_t *chunks)
+{
+    *chunks = d->row ? d->chunks : 1;
+    *n = d->n / *chunks;
+    return d->row ? d->row : d->micro;
+}

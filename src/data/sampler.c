@@ -43,7 +43,6 @@ struct mt_sampler {
     uint64_t *row_start;  /* items of row r: [row_start[r], row_start[r + 1]) */
     uint32_t *items;
     size_t max_docs;
-    struct mt_batch row; /* the current one, if rows have chunks */
     uint8_t *trained; /* mask of the current sample */
     uint32_t *ids;    /* and its tokens */
     union mt_rollout_values *values; /* of rollouts, those of the current sample */
@@ -347,8 +346,6 @@ int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struc
     ok = ok && (s->values || !mt_dataset_rollout(p->data, 0));
     int rc = ok && s->trained && s->ids ? make_groups(s, err) : mt_fail_nomem(err, "the sampler", p->seq_len);
     rc = rc ?: pack(s, err);
-    if (!rc && p->chunks > 1)
-        rc = init_batch(&s->row, s, p->seq_len, s->max_docs, err);
     if (rc) {
         mt_sampler_destroy(&s);
         return rc;
@@ -360,7 +357,6 @@ int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struc
 void mt_sampler_destroy(mt_sampler **s)
 {
     if (*s) {
-        mt_batch_finish(&(*s)->row);
         free((*s)->row_start);
         free((*s)->items);
         free((*s)->list);
@@ -442,12 +438,18 @@ size_t mt_sampler_n_answers(const mt_sampler *s)
 
 int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_err *err)
 {
-    size_t chunks = MT_MAX(s->p.chunks, (size_t)1), tokens = mt_div_up(s->p.micro_batch * s->p.seq_len, chunks);
-    *sd = (struct mt_step_data){.cap = mt_div_up(s->p.rows_per_step, s->p.micro_batch) * chunks};
+    size_t chunks = MT_MAX(s->p.chunks, (size_t)1), rows = mt_div_up(s->p.rows_per_step, s->p.micro_batch);
+    size_t tokens = s->p.micro_batch * s->p.seq_len, part = mt_div_up(tokens, chunks);
+    size_t docs = s->p.micro_batch * s->max_docs;
+    *sd = (struct mt_step_data){.cap = rows * chunks, .chunks = chunks};
     sd->micro = mt_calloc(sd->cap, sizeof(*sd->micro));
-    int rc = sd->micro ? 0 : mt_fail_nomem(err, "a step's data", sd->cap * sizeof(*sd->micro));
-    for (size_t i = 0; i < sd->cap && !rc; i++)
-        rc = init_batch(&sd->micro[i], s, tokens, MT_MIN(s->p.micro_batch * s->max_docs, tokens), err);
+    sd->row = chunks > 1 ? mt_calloc(rows, sizeof(*sd->row)) : NULL;
+    bool ok = sd->micro && (sd->row || chunks == 1);
+    int rc = ok ? 0 : mt_fail_nomem(err, "a step's data", sd->cap * sizeof(*sd->micro));
+    for (size_t i = 0; i < rows && !rc; i++)
+        rc = init_batch(sd->row ? &sd->row[i] : &sd->micro[i], s, tokens, MT_MIN(docs, tokens), err);
+    for (size_t i = 0; i < sd->cap && sd->row && !rc; i++)
+        rc = mt_batch_init(&sd->micro[i], part, MT_MIN(docs, part), err);
     if (rc)
         mt_step_data_finish(sd);
     return rc;
@@ -455,9 +457,17 @@ int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_er
 
 void mt_step_data_finish(struct mt_step_data *sd)
 {
-    for (size_t i = 0; sd->micro && i < sd->cap; i++)
+    for (size_t i = 0; sd->micro && i < sd->cap; i++) {
+        if (sd->row) { /* which has them */
+            sd->micro[i].top = NULL;
+            sd->micro[i].rest = NULL;
+        }
         mt_batch_finish(&sd->micro[i]);
+    }
+    for (size_t i = 0; sd->row && i < sd->cap / sd->chunks; i++)
+        mt_batch_finish(&sd->row[i]);
     free(sd->micro);
+    free(sd->row);
     *sd = (struct mt_step_data){0};
 }
 
@@ -532,7 +542,6 @@ static int add_values(mt_sampler *s, uint32_t item, struct mt_batch *b, struct m
     for (int32_t i = b->doc_rows[d]; i < b->doc_rows[d + 1] && !rc; i++)
         b->values[i] = s->values[b->loss_rows[i] - b->cu_seqlens[d] + 1];
     b->rollout[d] = *mt_dataset_rollout(s->p.data, item);
-    b->rollout[d].rows = (size_t)(b->doc_rows[d + 1] - b->doc_rows[d]);
     return rc;
 }
 
@@ -569,15 +578,16 @@ static uint64_t row_at(const mt_sampler *s, uint64_t epoch, uint64_t i)
 static int add_chunks(mt_sampler *s, uint64_t row, struct mt_step_data *out, struct mt_err *err)
 {
     size_t chunks = s->p.chunks;
-    mt_batch_clear(&s->row);
-    int rc = add_row(s, row, &s->row, err);
+    struct mt_batch *whole = &out->row[out->n / chunks];
+    mt_batch_clear(whole);
+    int rc = add_row(s, row, whole, err);
     if (!rc && s->p.teacher)
-        rc = mt_teacher_fill(s->p.teacher, &s->row, err);
+        rc = mt_teacher_fill(s->p.teacher, whole, err);
     if (!rc)
-        mt_batch_pad(&s->row, chunks);
+        mt_batch_pad(whole, chunks);
     for (size_t i = 0; i < chunks && !rc; i++) {
         struct mt_batch *b = &out->micro[out->n++];
-        mt_batch_cut(b, &s->row, s->row.n_tokens * i / chunks, s->row.n_tokens * (i + 1) / chunks);
+        mt_batch_cut(b, whole, whole->n_tokens * i / chunks, whole->n_tokens * (i + 1) / chunks);
         rc = mt_batch_seal(b, err);
         out->n_tokens += b->n_tokens;
         out->n_loss += b->n_loss;

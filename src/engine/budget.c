@@ -15,7 +15,7 @@
 #include "engine/shapes.h"
 #include "engine/share.h"
 #include "model/ranges.h"
-#include "objective/policy.h"
+#include "objective/objective.h"
 
 struct budget {
     size_t free, alignment;
@@ -46,6 +46,7 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .n_micro = p->max_micro,
         .groups = mt_engine_groups(p),
         .chunks = mt_row_chunks(&p->numerics) > 1 ? mt_row_chunks(&p->numerics) : 0,
+        .weighs_rows = mt_engine_weighs(p, MT_ROWS_WEIGHED_BY_ROW),
         .n_lanes = (int)mt_engine_all_lanes(p),
         .by_data = mt_engine_by_data(p),
         .n_hosts = (int)mt_engine_n_hosts(p),
@@ -160,8 +161,7 @@ static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size
     advise_tokens(tokens, sizeof(tokens), p, need, b);
     if (experts > 1)
         snprintf(group, sizeof(group), ", or memory.expert_group = %zu", experts / 2);
-    if (row > LONG_ROW && !p->cache.slots && !mt_policy_unchunked(&p->numerics) &&
-        !mt_layout_unchunked(p->layout, p->max_len))
+    if (row > LONG_ROW && !p->cache.slots && !mt_layout_unchunked(p->layout, p->max_len))
         snprintf(chunk, sizeof(chunk), ", or set train.chunk, to %zu or less", row / 2);
     int rc = mt_fail(
         err, MT_ERR_NO_FIT, -ENOSPC,
@@ -430,7 +430,7 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .temperature =
             mt_objective_of(&p->numerics)->rollouts ? (float)p->numerics.objective_keys.policy.temperature : 1,
         .entropy = mt_objective_of(&p->numerics)->rollouts,
-        .row_weights = mt_engine_weighs_rows(p),
+        .row_weights = mt_engine_weighs(p, MT_ROWS_WEIGHED),
         .few = mt_engine_few(p),
         .cache = p->cache,
         .draws = p->draws,

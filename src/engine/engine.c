@@ -306,9 +306,10 @@ bool mt_engine_whole(const mt_engine *e)
 static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct mt_eval_result *res)
 {
     double *doc_loss = res->doc_loss;
-    size_t first = 0;
-    for (size_t mb = 0; mb < data->n; mb++) {
-        const struct mt_batch *b = &data->micro[mb];
+    size_t first = 0, n, chunks;
+    const struct mt_batch *whole = mt_step_whole(data, &n, &chunks);
+    for (size_t i = 0, mb = 0; i < n; i++, mb += chunks) {
+        const struct mt_batch *b = &whole[i];
         const float *loss = mt_model_losses(head_of(e, mb), mb);
         const int32_t *correct = mt_model_correct(head_of(e, mb), mb);
         for (int32_t d = 0, row = 0; d < (int32_t)b->n_docs; d++) {

@@ -82,7 +82,7 @@ struct mt_eval_result {
     uint64_t n_loss, n_correct;
     struct mt_measure measures[MT_MAX_MEASURES]; /* of the objective */
     const double *reference; /* as in mt_learner_step; NULL: an objective that needs it measures nothing */
-    double *doc_loss;     /* caller's [n_docs of all micro-batches], or NULL: loss sum of each document's answer */
+    double *doc_loss;     /* caller's [n_docs of mt_step_whole()], or NULL: loss sum of each document's answer */
     float *row_loss;      /* caller's [n_loss of all micro-batches], or NULL: of each loss row */
     int32_t *row_correct; /* the same: whether the target was the likeliest token; set where row_loss is */
     struct mt_top *row_top; /* with mt_engine_params.top, caller's [n_loss, top]: the likeliest tokens of each loss row;

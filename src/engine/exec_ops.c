@@ -373,6 +373,7 @@ static int submit_compute(const struct mt_binding *b, const struct mt_program *p
     case MT_OP_EMBED:
     case MT_OP_FORWARD:
         return mt_model_forward(b->model, &run, err);
+    case MT_OP_LOSSES:
     case MT_OP_HEAD:
         return submit_head(b, in, &r, err);
     case MT_OP_BACKWARD:

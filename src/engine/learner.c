@@ -45,17 +45,21 @@ void mt_learner_retire(struct mt_learner *l)
 enum mt_row_weights mt_learner_row_weights(const struct mt_numerics *n)
 {
     const struct mt_objective *o = mt_objective_of(n);
-    return !o->weights && !o->learn ? MT_ROWS_ALIKE : mt_objective_is_late(n) ? MT_ROWS_WEIGHED_LATE : MT_ROWS_WEIGHED;
+    if (!mt_objective_is_late(n))
+        return o->weights ? MT_ROWS_WEIGHED : MT_ROWS_ALIKE;
+    return o->weights && mt_row_chunks(n) > 1 ? MT_ROWS_WEIGHED_BY_ROW : MT_ROWS_WEIGHED_LATE;
 }
 
-static void weigh(void *ctx, size_t mb, const struct mt_row_values *of, float *weight)
+static void weigh(void *ctx, size_t mb, const struct mt_row_values *of)
 {
     const struct mt_learner *l = ctx;
     const struct mt_objective *o = l->objective.objective;
+    size_t n, chunks;
+    const struct mt_batch *whole = mt_step_whole(l->data, &n, &chunks);
     if (o->learn)
-        o->learn(&l->objective, &l->micro[mb], of->loss, of->few, weight);
+        o->learn(&l->objective, &l->micro[mb], of->loss, of->few, of->weight);
     else
-        o->weights(&l->objective, &l->micro[mb], of->loss, weight);
+        o->weights(&l->objective, &whole[(mb - l->first_micro) / chunks], of->loss, of->weight);
 }
 
 static void choose(void *ctx, size_t mb, int32_t *ids)
@@ -69,6 +73,7 @@ struct mt_model_learner mt_learner_of_model(struct mt_learner *l, const struct m
 {
     if (!data)
         return (struct mt_model_learner){.seed = l->numerics.seed};
+    l->data = data;
     l->objective = mt_objective_begin(&l->numerics, data, reference);
     return (struct mt_model_learner){
         .rows = mt_learner_row_weights(&l->numerics),

@@ -30,7 +30,8 @@ struct mt_learner {
     const struct mt_tensor *_Atomic bad; /* an update made weights of it not finite: the learner's state is lost */
     size_t first_micro, n_micro; /* its micro-batches of the step under way; 0: it takes no part */
     const struct mt_batch *micro; /* all learners' */
-    struct mt_objective_step objective; /* of the step under way */
+    const struct mt_step_data *data; /* of the step under way, and what its objective knows of it */
+    struct mt_objective_step objective;
 };
 
 /** Sets what does not change in the run; all else must be 0. Finish it after an error, too. */

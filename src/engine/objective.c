@@ -3,11 +3,11 @@
 #include "base/mem.h"
 #include "engine/state.h"
 
-bool mt_engine_weighs_rows(const struct mt_engine_params *p)
+bool mt_engine_weighs(const struct mt_engine_params *p, enum mt_row_weights how)
 {
-    bool any = mt_learner_row_weights(&p->numerics) != MT_ROWS_ALIKE;
+    bool any = mt_learner_row_weights(&p->numerics) >= how;
     for (size_t i = 0; i < p->n_learners; i++)
-        any |= mt_learner_row_weights(&p->learner[i]) != MT_ROWS_ALIKE;
+        any |= mt_learner_row_weights(&p->learner[i]) >= how;
     return p->train && any;
 }
 
@@ -22,9 +22,8 @@ size_t mt_engine_few(const struct mt_engine_params *p)
 size_t mt_engine_top_bytes(const struct mt_engine_params *p, const struct mt_model_params *mp)
 {
     size_t few = mt_engine_few(p), rows = p->max_micro * p->max_tokens, bytes = 0;
-    size_t cut = mt_row_chunks(&p->numerics) > 1 ? p->max_len : 0; /* a row, before it is cut */
     if (few) /* of this step and the next */
-        bytes += (2 * rows + cut) * ((few - MT_FEW_BESIDE) * sizeof(struct mt_top) + sizeof(double));
+        bytes += 2 * rows * ((few - MT_FEW_BESIDE) * sizeof(struct mt_top) + sizeof(double));
     if (p->top || p->draws) /* of the models with the head, and of who asks */
         bytes += (mt_engine_by_data(p) ? mt_engine_n_lanes(p) : 1) * mt_model_top_bytes(mp) +
                  rows * (p->top * sizeof(struct mt_top) + sizeof(float));
@@ -34,11 +33,12 @@ size_t mt_engine_top_bytes(const struct mt_engine_params *p, const struct mt_mod
 static void add(const mt_engine *e, const struct mt_objective_step *s, size_t first, const struct mt_step_data *data,
                 struct mt_measure *sum)
 {
-    for (size_t i = 0; i < data->n; i++) {
-        const mt_model *m = mt_engine_model_for(e, e->b.layout->n_units - 1, first + i);
-        const struct mt_micro_losses of = {&data->micro[i], mt_model_losses(m, first + i),
-                                           mt_model_correct(m, first + i), mt_model_few_values(m, first + i),
-                                           mt_model_entropy(m, first + i)};
+    size_t n = data->n, chunks = 1;
+    const struct mt_batch *b = s->objective->teacher ? data->micro : mt_step_whole(data, &n, &chunks);
+    for (size_t i = 0, mb = first; i < n; i++, mb += chunks) {
+        const mt_model *m = mt_engine_model_for(e, e->b.layout->n_units - 1, mb);
+        const struct mt_micro_losses of = {&b[i], mt_model_losses(m, mb), mt_model_correct(m, mb),
+                                           mt_model_few_values(m, mb), mt_model_entropy(m, mb)};
         s->objective->measure(s, &of, sum);
     }
 }

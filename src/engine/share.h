@@ -41,8 +41,8 @@ static inline bool mt_engine_by_data(const struct mt_engine_params *p)
 }
 
 /* objective.c */
-/** Whether rows of a learner have weights of their own. */
-bool mt_engine_weighs_rows(const struct mt_engine_params *p);
+/** Whether training rows of a learner are weighed in that way, or a later one of the list. */
+bool mt_engine_weighs(const struct mt_engine_params *p, enum mt_row_weights how);
 /** Further tokens of a loss row that a learner's objective gives gradients of. */
 size_t mt_engine_few(const struct mt_engine_params *p);
 /** Host memory for a teacher's tokens, which the data have beside a step's rows, or which an evaluation finds. */

@@ -194,10 +194,15 @@ static size_t used_bytes(const struct mt_model_params *p)
     return p->used_rows ? mt_align_up(mt_model_max_used_rows(p) * sizeof(int32_t), ALIGN) : 0;
 }
 
-/* Of the step's inputs: a block for each micro-batch, then the used rows. */
+static size_t weight_bytes(const struct mt_model_params *p)
+{
+    return p->row_weights ? mt_align_up(p->max_micro * p->max_tokens * sizeof(float), ALIGN) : 0;
+}
+
+/* Of the step's inputs: a block for each micro-batch, then weights of loss rows, then the used rows. */
 static size_t all_input_bytes(const mt_model *m)
 {
-    return m->p.max_micro * m->input_bytes + m->used_bytes;
+    return m->p.max_micro * m->input_bytes + weight_bytes(&m->p) + m->used_bytes;
 }
 
 int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_model_params *p,
@@ -208,7 +213,8 @@ int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_m
     *out = (struct mt_model_bytes){
         .scratch = scratch_layout(&sizes, dev, p, NULL),
         .logits = mt_model_lay_out_logits(&sizes, p, NULL),
-        .inputs = p->max_micro * mt_inputs_layout(&in, p, NULL) + used_bytes(p) + mt_model_stats_bytes(p),
+        .inputs = p->max_micro * mt_inputs_layout(&in, p, NULL) + weight_bytes(p) + used_bytes(p) +
+                  mt_model_stats_bytes(p),
         .tables = one_at(p->layout, p) + mt_align_up(mt_model_n_ones(p->layout) * mt_dtype_size(p->dtype), ALIGN),
         .counts = mt_model_counts_bytes(p),
     };
@@ -302,8 +308,11 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
         m->weighings[i] = (struct mt_weighing){m, i};
     for (size_t i = 0; i < p->max_micro; i++)
         mt_inputs_layout(&m->inputs[i], p, (char *)m->inputs_dev + i * m->input_bytes);
-    m->used_dev = (int32_t *)(void *)((char *)m->inputs_dev + p->max_micro * m->input_bytes);
-    m->used_host = (int32_t *)(void *)((char *)m->inputs_host + p->max_micro * m->input_bytes);
+    size_t at = p->max_micro * m->input_bytes, used_at = at + weight_bytes(p);
+    m->weights_dev = p->row_weights ? (float *)(void *)((char *)m->inputs_dev + at) : NULL;
+    m->weights_host = (float *)(void *)((char *)m->inputs_host + at);
+    m->used_dev = (int32_t *)(void *)((char *)m->inputs_dev + used_at);
+    m->used_host = (int32_t *)(void *)((char *)m->inputs_host + used_at);
     if (mt_select_bias_bytes(p->layout))
         m->select_bias = (float *)(void *)((char *)m->tables + mt_align_up(mt_rope_table_bytes(p), ALIGN));
     if (mt_model_n_ones(p->layout))

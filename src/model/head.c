@@ -9,7 +9,8 @@
  *
  * If the weight of a row depends on the losses, there are two passes over the chunks: one for the losses alone, from
  * which the host computes the weights in the order of the COMPUTE stream, and one with gradients. The normed rows
- * stay, so only the product with the matrix is repeated, and not even that if all rows are one piece.
+ * stay, so only the product with the matrix is repeated, and not even that if all rows are one piece. If it depends on
+ * those of other chunks of its row, the first pass is a run of its own, for all of these before the second.
  */
 #include "base/mem.h"
 #include "model/linear.h"
@@ -150,7 +151,8 @@ static int head_piece(const struct head *h, enum pass pass, size_t first, size_t
     mt_model *m = h->m;
     const struct mt_micro_inputs *in = h->in;
     size_t mb = h->a->mb, few = in->of.choose ? m->p.few : 0;
-    bool there = pass == GRADIENTS && in->n_loss <= h->piece; /* of the pass before */
+    /* of the pass before */
+    bool there = pass == GRADIENTS && in->of.rows == MT_ROWS_WEIGHED_LATE && in->n_loss <= h->piece;
     float *entropy = mt_model_stats_entropy(m, m->stats_dev, mb);
     mt_model_set_rows(m, mb, in->loss_rows + first);
     float by = m->p.temperature > 0 ? 1 / m->p.temperature : 1;
@@ -217,33 +219,40 @@ static void weigh_rows(void *ctx)
     const struct mt_weighing *w = ctx;
     const struct mt_model_learner *of = &w->m->inputs[w->mb].of;
     struct mt_micro_inputs host = mt_inputs_on_host(w->m, w->mb);
-    const struct mt_row_values values = {mt_model_stats_loss(w->m, w->m->stats_host, w->mb), host.few_values};
-    of->weigh(of->weigh_ctx, w->mb, &values, host.weights);
+    const struct mt_row_values values = {mt_model_stats_loss(w->m, w->m->stats_host, w->mb), host.few_values,
+                                         w->m->weights_host + mt_model_loss_at(w->m, w->mb)};
+    of->weigh(of->weigh_ctx, w->mb, &values);
 }
 
-/* Sends the losses to the host, and the weights that it computes from them to the device. */
+static int send_losses(const struct head *h, struct mt_err *err)
+{
+    mt_model *m = h->m;
+    size_t mb = h->a->mb;
+    return mt_model_copy(m, mt_model_stats_loss(m, m->stats_host, mb), mt_model_stats_loss(m, m->stats_dev, mb),
+                         h->in->n_loss * sizeof(float), err);
+}
+
+/* Computes weights from the losses on the host, of a row with its first chunk that has some, and sends them back. */
 static int take_weights(const struct head *h, struct mt_err *err)
 {
     mt_model *m = h->m;
     size_t mb = h->a->mb, bytes = h->in->n_loss * sizeof(float), few = h->in->of.choose ? bytes * m->p.few : 0;
     struct mt_micro_inputs host = mt_inputs_on_host(m, mb);
-    float *losses = mt_model_stats_loss(m, m->stats_dev, mb);
-    int rc = mt_model_copy(m, mt_model_stats_loss(m, m->stats_host, mb), losses, bytes, err);
-    if (!rc && few)
-        rc = mt_model_copy(m, host.few_values, h->in->few_values, few, err);
-    rc = rc ?: mt_device_call(m->dev, weigh_rows, &m->weighings[mb], err);
+    int rc = few ? mt_model_copy(m, host.few_values, h->in->few_values, few, err) : 0;
+    if (!rc && (h->in->of.rows == MT_ROWS_WEIGHED_LATE || !h->in->first_loss))
+        rc = mt_device_call(m->dev, weigh_rows, &m->weighings[mb], err);
     if (!rc && few)
         rc = mt_model_copy(m, h->in->few_values, host.few_values, few, err);
-    return rc ?: mt_model_copy(m, h->in->weights, host.weights, bytes, err);
+    return rc ?: mt_model_copy(m, h->in->weights, m->weights_host + mt_model_loss_at(m, mb), bytes, err);
 }
 
 static int head_passes(const struct head *h, struct mt_err *err)
 {
-    if (!h->a->dx || h->in->of.rows != MT_ROWS_WEIGHED_LATE)
-        return head_pass(h, h->a->dx ? LOSSES_AND_GRADIENTS : LOSSES, err);
-    return head_pass(h, LOSSES, err)
-        ?: take_weights(h, err)
-        ?: head_pass(h, GRADIENTS, err);
+    bool dx = h->a->dx, by_row = h->in->of.rows == MT_ROWS_WEIGHED_BY_ROW;
+    if (!by_row && (!dx || h->in->of.rows != MT_ROWS_WEIGHED_LATE))
+        return head_pass(h, dx ? LOSSES_AND_GRADIENTS : LOSSES, err);
+    int rc = by_row && dx ? 0 : head_pass(h, LOSSES, err) ?: send_losses(h, err);
+    return rc || !dx ? rc : take_weights(h, err) ?: head_pass(h, GRADIENTS, err);
 }
 
 static void poison(const mt_model *m)

@@ -118,7 +118,6 @@ size_t mt_inputs_layout(struct mt_micro_inputs *in, const struct mt_model_params
         size_t n = (array[i] == &in->cu_seqlens ? p->max_docs : p->max_tokens) + 1;
         *array[i] = mt_take(base, &at, n * sizeof(int32_t));
     }
-    in->weights = p->row_weights ? mt_take(base, &at, p->max_tokens * sizeof(float)) : NULL;
     in->past = p->cache.slots ? mt_take(base, &at, p->max_docs * sizeof(int32_t)) : NULL;
     for (int i = 0; i < MT_N_CACHE_KINDS; i++)
         in->table[i] = p->cache.slots ? mt_take(base, &at, p->max_docs * p->cache.ld[i] * sizeof(int32_t)) : NULL;
@@ -213,6 +212,8 @@ static int upload_used_rows(mt_model *m, const struct mt_model_step *step, struc
 static void place_among_learners(mt_model *m, size_t i, const struct mt_model_step *step)
 {
     struct mt_micro_inputs *in = &m->inputs[i];
+    in->first_loss = i && in->row_before ? m->inputs[i - 1].first_loss + m->inputs[i - 1].n_loss : 0;
+    in->weights = m->weights_dev ? m->weights_dev + mt_model_loss_at(m, i) : NULL;
     in->learner = step->micro[i].learner;
     in->of = step->learner ? step->learner[in->learner] : (struct mt_model_learner){0};
     in->first_row = 0;
@@ -232,8 +233,8 @@ static void weigh_rows(mt_model *m, size_t i)
     struct mt_micro_inputs host = mt_inputs_on_host(m, i);
     if (of->choose)
         of->choose(of->weigh_ctx, i, host.few);
-    if (of->rows == MT_ROWS_WEIGHED && of->weigh)
-        of->weigh(of->weigh_ctx, i, &(struct mt_row_values){0}, host.weights);
+    if (of->rows == MT_ROWS_WEIGHED && of->weigh && !m->inputs[i].row_before)
+        of->weigh(of->weigh_ctx, i, &(struct mt_row_values){.weight = m->weights_host + mt_model_loss_at(m, i)});
 }
 
 int mt_model_check_text(const mt_model *m, const struct mt_batch *micro, size_t n, struct mt_err *err)
@@ -279,6 +280,8 @@ int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err
                  ? mt_op_zero(m->dev, &(struct mt_zero){mt_model_prob_sum(m, m->stats_dev, 0), sums}, err) : 0;
     if (!rc)
         rc = mt_model_copy(m, m->inputs_dev, m->inputs_host, n * m->input_bytes, err);
+    if (!rc && m->weights_dev)
+        rc = mt_model_copy(m, m->weights_dev, m->weights_host, n * m->p.max_tokens * sizeof(float), err);
     return rc || !m->p.used_rows ? rc : upload_used_rows(m, step, err);
 }
 

@@ -72,22 +72,24 @@ int mt_model_load_constants(mt_model *m, mt_plane_set *planes, struct mt_err *er
 enum mt_row_weights {
     MT_ROWS_ALIKE,       /* the same factor for all */
     MT_ROWS_WEIGHED,     /* a weight for each, known before the step */
-    MT_ROWS_WEIGHED_LATE /* the same, when the micro-batch's losses are known: the head computes these first */
+    MT_ROWS_WEIGHED_LATE, /* the same, when the micro-batch's losses are known: the head computes these first */
+    MT_ROWS_WEIGHED_BY_ROW /* the same, when those of all chunks of its row are: in mt_model_head() without dx */
 };
 
-/** What a micro-batch's rows are weighed by. */
+/** What a micro-batch's rows are weighed by, and their weights; of chunks that are weighed by row, its row's. */
 struct mt_row_values {
     const float *loss; /* [n_loss]; NULL: not known yet */
     float *few; /* [n_loss, mt_model_params.few] logits of the chosen tokens, to be replaced by their gradients */
+    float *weight; /* [n_loss] to be filled */
 };
 
 /** What a learner's micro-batches of a step have in common. */
 struct mt_model_learner {
     enum mt_row_weights rows;
     float loss_scale; /* with MT_ROWS_ALIKE: multiplies every token's gradient */
-    /** Else: fills weight[n_loss] of micro-batch mb. Called by mt_model_upload(), or on a thread of the device while
-     * the step runs. NULL: nothing is computed. */
-    void (*weigh)(void *ctx, size_t mb, const struct mt_row_values *of, float *weight);
+    /** Else: weighs rows of micro-batch mb, or of the row of which it is a chunk: once, for any of these. Called by
+     * mt_model_upload(), or on a thread of the device while the step runs. NULL: nothing is computed. */
+    void (*weigh)(void *ctx, size_t mb, const struct mt_row_values *of);
     void *weigh_ctx;
     /** Fills ids[n_loss, mt_model_params.few] before the step: tokens whose logits weigh() is to know, and whose
      * gradients it gives; each once in a row, -1: none. NULL: no learner has such tokens. */
@@ -162,7 +164,8 @@ int mt_model_backward(mt_model *m, const struct mt_unit_run *r, struct mt_err *e
 
 /**
  * Final norm, logits in chunks, losses, and all gradients unless dx is NULL. `table` and `g_table` are the weights and
- * the gradient of the unit that holds the output matrix (the embedding's, if tied).
+ * the gradient of the unit that holds the output matrix (the embedding's, if tied). With MT_ROWS_WEIGHED_BY_ROW all
+ * chunks of a row run without dx first.
  */
 struct mt_model_head {
     size_t mb;

@@ -12,43 +12,49 @@ void mt_model_place_partials(const struct mt_layout *l, size_t *at)
         at[t + 1] = at[t] + mt_div_up(l->tensors[t].n, MT_SUMSQ_BLOCK);
 }
 
-static size_t stats_of_micro(const struct mt_model_params *p)
+/* Of an array of a micro-batch, or of the row of which it is a chunk. */
+static size_t array_bytes(const struct mt_model_params *p)
 {
-    return mt_align_up(p->max_tokens * 4, MT_RECORD_ALIGN);
+    return mt_align_up(mt_model_chunks(p) * p->max_tokens * 4, MT_RECORD_ALIGN);
 }
 
-/* Arrays of a micro-batch: losses, whether targets are the likeliest tokens, and entropies. */
-static size_t arrays_of_micro(const struct mt_model_params *p)
+/* Bytes of all arrays of n micro-batches: losses, whether targets are the likeliest tokens, and entropies. */
+static size_t arrays_bytes(const struct mt_model_params *p, size_t n)
 {
-    return 2 + p->entropy;
+    return mt_div_up(n, mt_model_chunks(p)) * (2 + p->entropy) * array_bytes(p);
+}
+
+/* The place of the micro-batch's part of an array. */
+static void *stats_at(const mt_model *m, char *base, size_t mb, size_t array)
+{
+    size_t chunks = mt_model_chunks(&m->p);
+    return base + arrays_bytes(&m->p, mb / chunks * chunks) + array * array_bytes(&m->p) + m->inputs[mb].first_loss * 4;
 }
 
 size_t mt_model_stats_bytes(const struct mt_model_params *p)
 {
-    return p->max_micro * arrays_of_micro(p) * stats_of_micro(p) +
-           mt_align_up(p->layout->n_partials * 4, MT_RECORD_ALIGN) +
+    return arrays_bytes(p, p->max_micro) + mt_align_up(p->layout->n_partials * 4, MT_RECORD_ALIGN) +
            mt_groups_n(p->groups) * mt_model_prob_sum_bytes(p);
 }
 
 float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb)
 {
-    return (float *)(void *)(base + mb * arrays_of_micro(&m->p) * stats_of_micro(&m->p));
+    return stats_at(m, base, mb, 0);
 }
 
 int32_t *mt_model_stats_correct(const mt_model *m, char *base, size_t mb)
 {
-    return (int32_t *)(void *)(base + (mb * arrays_of_micro(&m->p) + 1) * stats_of_micro(&m->p));
+    return stats_at(m, base, mb, 1);
 }
 
 float *mt_model_stats_entropy(const mt_model *m, char *base, size_t mb)
 {
-    char *at = base + (mb * arrays_of_micro(&m->p) + 2) * stats_of_micro(&m->p);
-    return m->p.entropy ? (float *)(void *)at : NULL;
+    return m->p.entropy ? stats_at(m, base, mb, 2) : NULL;
 }
 
 float *mt_model_stats_partials(const mt_model *m, char *base)
 {
-    return (float *)(void *)(base + m->p.max_micro * arrays_of_micro(&m->p) * stats_of_micro(&m->p));
+    return (float *)(void *)(base + arrays_bytes(&m->p, m->p.max_micro));
 }
 
 size_t mt_model_prob_sum_bytes(const struct mt_model_params *p)
@@ -71,12 +77,12 @@ static int fetch(mt_model *m, size_t first, size_t bytes, struct mt_err *err)
 
 static size_t partials_begin(const mt_model *m, size_t tensor)
 {
-    return m->p.max_micro * arrays_of_micro(&m->p) * stats_of_micro(&m->p) + m->partials_at[tensor] * sizeof(float);
+    return arrays_bytes(&m->p, m->p.max_micro) + m->partials_at[tensor] * sizeof(float);
 }
 
 int mt_model_fetch_stats(mt_model *m, size_t n_micro, bool with_gradients, size_t n_tensors, struct mt_err *err)
 {
-    int rc = fetch(m, 0, n_micro * arrays_of_micro(&m->p) * stats_of_micro(&m->p), err);
+    int rc = fetch(m, 0, arrays_bytes(&m->p, n_micro), err);
     size_t first = partials_begin(m, 0), end = partials_begin(m, n_tensors);
     size_t probs = (size_t)((char *)mt_model_prob_sum(m, m->stats_dev, 0) - m->stats_dev);
     if (!rc && with_gradients && end > first)
@@ -95,7 +101,7 @@ int mt_model_fetch_partials(mt_model *m, size_t unit, struct mt_err *err)
 
 void *mt_model_stats_of_micro(mt_model *m, size_t mb, size_t *bytes)
 {
-    *bytes = arrays_of_micro(&m->p) * stats_of_micro(&m->p);
+    *bytes = m->inputs[mb].row_before ? 0 : arrays_bytes(&m->p, 1);
     return mt_model_stats_loss(m, m->stats_host, mb);
 }
 

@@ -32,7 +32,7 @@ static struct mt_handed handed(const struct mt_rule_run *r, bool inputs, size_t 
     if (!p)
         return (struct mt_handed){.to = NULL};
     struct mt_unit_cache of = mt_recipe_cache(r->recipe, dtype, 0);
-    size_t chunk = r->run->of->mb % (r->m->p.row_tokens / r->m->p.max_tokens);
+    size_t chunk = r->run->of->mb % mt_model_chunks(&r->m->p);
     p += inputs ? inputs_at(r, &of, first, dtype) : 0;
     if (backward)
         return (struct mt_handed){in->doc_after ? p + (chunk + 1) % 2 * of.bytes : NULL,

@@ -28,13 +28,14 @@ struct mt_rope_rows {
 /** The inputs of one micro-batch on the device; the same block in host memory is copied there. */
 struct mt_micro_inputs {
     int32_t *ids, *cu_seqlens, *loss_rows, *targets, *run_ids, *run_starts, *order;
-    float *weights; /* [max_tokens] of the loss rows; NULL: without row_weights */
+    float *weights; /* of the loss rows; NULL: without row_weights */
     int32_t *few;       /* [max_tokens, few]; NULL: none */
     float *few_values;  /* [max_tokens, few] */
     struct mt_rope_rows rope[MT_MAX_ROPES];
     size_t n_tokens, n_docs, max_len, n_loss, n_runs;
     size_t row_before, doc_before, doc_after; /* of a chunk (struct mt_batch) */
     size_t first_row; /* index of its first row in its learner's rows of the step */
+    size_t first_loss; /* of a chunk: loss rows of its row before it */
     int32_t *past, *table[MT_N_CACHE_KINDS]; /* of a cache (struct mt_batch); NULL: there is none */
     const int32_t *past_host, *table_host[MT_N_CACHE_KINDS];
     int learner;      /* whose adapters it runs through */
@@ -142,6 +143,7 @@ struct mt_model {
 
     size_t input_bytes; /* of one micro-batch's block */
     void *inputs_dev, *inputs_host;
+    float *weights_dev, *weights_host; /* [rows of the step] behind them; NULL: without row_weights */
     struct mt_micro_inputs *inputs; /* [max_micro] device pointers */
     /* used_rows: behind the blocks of all micro-batches; `seen` has a bit for each row of the table */
     size_t used_bytes, n_used;
@@ -172,6 +174,18 @@ int mt_model_draw_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct
 /** Sends logits of the micro-batch's rows [first, first + rows) to the host, where the largest are found. */
 int mt_model_top_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct mt_err *err);
 
+/** Micro-batches of a row, if they are chunks of it, else 1. */
+static inline size_t mt_model_chunks(const struct mt_model_params *p)
+{
+    return p->row_tokens ? p->row_tokens / p->max_tokens : 1;
+}
+/** Where the micro-batch's loss rows are in an array of the step's: those of chunks follow each other, so that a row's
+ * are one array; else they begin at a multiple of max_tokens. */
+static inline size_t mt_model_loss_at(const mt_model *m, size_t mb)
+{
+    size_t chunks = mt_model_chunks(&m->p);
+    return mb / chunks * chunks * m->p.max_tokens + m->inputs[mb].first_loss;
+}
 /** Rows of the largest group. Those of a micro-batch begin at a multiple of max_tokens. */
 static inline size_t mt_model_group_rows(const struct mt_model_params *p)
 {

@@ -129,7 +129,7 @@ static void find_rows(void *ctx)
     const float *loss = mt_model_stats_loss(m, m->stats_host, p->mb) + p->first;
     for (size_t r = 0; r < p->rows; r++) {
         const float *x = p->logits + r * vocab;
-        size_t row = p->mb * m->p.max_tokens + p->first + r;
+        size_t row = mt_model_loss_at(m, p->mb) + p->first + r;
         struct mt_top *top = m->top + row * k;
         double lse = (double)x[targets[p->first + r]] + (double)loss[r], sum = 0;
         find(x, vocab, k, top);
@@ -175,7 +175,7 @@ static int each_part(mt_model *m, size_t mb, size_t first, size_t rows, void (*f
     int rc = mt_event_record(m->dev, m->logits_ready, MT_STREAM_COMPUTE, err)
           ?: mt_event_wait(m->dev, m->logits_ready, MT_STREAM_D2H, err);
     for (size_t i = 0, at = 0; at < rows && !rc; i++, at += part) {
-        struct mt_top_piece *p = m->top_pieces + mb * m->p.max_tokens + first + at;
+        struct mt_top_piece *p = m->top_pieces + mt_model_loss_at(m, mb) + first + at;
         float *logits = m->top_logits + i % 2 * part * (size_t)m->layout->cfg.vocab;
         *p = (struct mt_top_piece){m, mb, first + at, MT_MIN(part, rows - at), logits};
         rc = part_rows(m, p, i, at, fn, err);
@@ -199,7 +199,7 @@ int mt_model_draw_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct
 
 const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **rest)
 {
-    size_t row = mb * m->p.max_tokens;
+    size_t row = mt_model_loss_at(m, mb);
     *rest = m->top_rest + row;
     return m->top + row * m->p.top;
 }

@@ -50,18 +50,19 @@ struct mt_objective_step mt_objective_begin(const struct mt_numerics *n, const s
                                             const double *reference)
 {
     struct mt_objective_step s = {.objective = mt_objective_of(n), .keys = &n->objective_keys, .reference = reference,
-                                  .n_loss = data->n_loss, .n_micro = data->n};
-    for (size_t i = 0; i < data->n && s.objective->rollouts; i++)
-        for (size_t d = 0; d < data->micro[i].n_docs; d++) {
-            const struct mt_rollout *r = &data->micro[i].rollout[d];
-            s.n_items += !r->dropped && !r->began;
-            s.n_policy_tokens += r->left_out ? 0 : rows_of(&data->micro[i], d);
+                                  .n_loss = data->n_loss};
+    size_t chunks;
+    const struct mt_batch *b = mt_step_whole(data, &s.n_micro, &chunks);
+    for (size_t i = 0; i < s.n_micro && s.objective->rollouts; i++)
+        for (size_t d = 0; d < b[i].n_docs; d++) {
+            s.n_items += !b[i].rollout[d].dropped;
+            s.n_policy_tokens += b[i].rollout[d].left_out ? 0 : rows_of(&b[i], d);
         }
-    for (size_t i = 0; i < data->n && s.objective->answers; i++)
-        for (size_t d = 0; d < data->micro[i].n_docs; d++) {
-            enum mt_doc_role role = data->micro[i].role[d];
+    for (size_t i = 0; i < s.n_micro && s.objective->answers; i++)
+        for (size_t d = 0; d < b[i].n_docs; d++) {
+            enum mt_doc_role role = b[i].role[d];
             s.n_items += role == MT_DOC_CHOSEN || (role == MT_DOC_REJECTED && s.objective->rated);
-            s.n_chosen_rows += role == MT_DOC_CHOSEN ? rows_of(&data->micro[i], d) : 0;
+            s.n_chosen_rows += role == MT_DOC_CHOSEN ? rows_of(&b[i], d) : 0;
         }
     return s;
 }

@@ -28,7 +28,7 @@ struct mt_objective_step {
     size_t vocab;            /* tokens of the model */
     size_t n_loss;           /* loss rows of all micro-batches */
     size_t n_items;          /* of preferences: pairs or rated answers; of rollouts, those that are not dropped */
-    size_t n_micro;          /* micro-batches */
+    size_t n_micro;          /* micro-batches; rows, if micro-batches are chunks of these */
     size_t n_policy_tokens;  /* loss rows of rollouts that are not left out */
     size_t n_chosen_rows;    /* loss rows of chosen answers */
 };
@@ -49,7 +49,8 @@ struct mt_micro_losses {
  * nothing else in a step differs from one objective to another.
  *
  * Both functions are pure: what they compute of a micro-batch depends on that micro-batch and on the step alone. They
- * run on the host, so results have the same bits whatever the device is.
+ * run on the host, so results have the same bits whatever the device is. Where micro-batches are chunks of a row, they
+ * are given the whole row in the place of a micro-batch (but with a teacher, whose rows each have a loss of their own).
  */
 struct mt_objective {
     const char *name;  /* train.objective in the configuration, or preference.loss */

@@ -187,7 +187,7 @@ static void weights(const struct mt_objective_step *s, const struct mt_batch *b,
     size_t tokens = tokens_of(b);
     for (size_t d = 0; d < b->n_docs; d++) {
         struct mt_policy_sums sums = sums_of(s, b, loss, d);
-        double by = -1 / (mt_policy_divisor(s, b->rollout[d].rows, tokens) * k->temperature);
+        double by = -1 / (mt_policy_divisor(s, rows_of(b, d), tokens) * k->temperature);
         for (int32_t i = b->doc_rows[d]; i < b->doc_rows[d + 1]; i++) {
             struct mt_policy_token t = token_at(s, b, loss, d, i);
             weight[i] = b->rollout[d].left_out ? 0 : (float)(by * mt_policy_term(s->objective, k, &sums, &t).slope);
@@ -205,11 +205,11 @@ static void add(struct mt_measure *m, double sum, double n)
     m->n += n;
 }
 
-static void measure_rollout(const struct mt_rollout *r, struct mt_measure *sum)
+static void measure_rollout(const struct mt_rollout *r, size_t rows, struct mt_measure *sum)
 {
-    if (r->dropped || r->began)
+    if (r->dropped)
         return;
-    add(&sum[LENGTH], (double)r->rows, 1);
+    add(&sum[LENGTH], (double)rows, 1);
     add(&sum[TRUNCATED], r->truncated, 1);
     if (isnan(r->reward))
         return;
@@ -239,9 +239,9 @@ static void measure(const struct mt_objective_step *s, const struct mt_micro_los
     size_t tokens = tokens_of(b);
     for (size_t d = 0; d < b->n_docs; d++) {
         struct mt_policy_sums sums = sums_of(s, b, m->loss, d);
-        double by = mt_policy_divisor(s, b->rollout[d].rows, tokens);
+        double by = mt_policy_divisor(s, rows_of(b, d), tokens);
         double share = form_of(s->objective)->of_row ? 1 / sums.n : 1;
-        measure_rollout(&b->rollout[d], sum);
+        measure_rollout(&b->rollout[d], rows_of(b, d), sum);
         for (int32_t i = b->doc_rows[d]; i < b->doc_rows[d + 1] && !b->rollout[d].left_out; i++) {
             struct mt_policy_token t = token_at(s, b, m->loss, d, i);
             struct mt_policy_term term = mt_policy_term(s->objective, &s->keys->policy, &sums, &t);
@@ -293,17 +293,6 @@ int mt_policy_resolve(const struct mt_objective *o, struct mt_policy_keys *k, st
     if (f->term == clipped_ratio && k->clip_low > 1)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.clip_low = %g: a ratio is never below 1 - 1", k->clip_low);
     return 0;
-}
-
-const char *mt_policy_unchunked(const struct mt_numerics *n)
-{
-    const struct mt_objective *o = mt_objective_of(n);
-    const struct mt_policy_keys *k = &n->objective_keys.policy;
-    if (o->answers || (o->rollouts && form_of(o)->of_row))
-        return o->title;
-    if (o->rollouts && k->normalise == MT_BY_MICRO)
-        return "policy.normalise = micro";
-    return o->rollouts && k->mismatch == MT_MISMATCH_ROW ? "policy.mismatch = row" : NULL;
 }
 
 const char *mt_policy_lacks(const struct mt_objective *o, const struct mt_policy_keys *k,

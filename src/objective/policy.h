@@ -32,8 +32,6 @@ double mt_policy_divisor(const struct mt_objective_step *s, size_t n, size_t n_m
 
 /** Replaces auto in a policy's keys. -EINVAL: they do not go together. */
 int mt_policy_resolve(const struct mt_objective *o, struct mt_policy_keys *keys, struct mt_err *err);
-/** What keeps rows of any objective from being computed in chunks: the weight of a token depends on others'. NULL: nothing. */
-const char *mt_policy_unchunked(const struct mt_numerics *n);
 /** What of rollouts the keys need but data lack; NULL: nothing. `v`: a trained token's values. */
 const char *mt_policy_lacks(const struct mt_objective *o, const struct mt_policy_keys *keys,
                             const union mt_rollout_values *v);

@@ -4,7 +4,6 @@
 #include <stdio.h>
 
 #include "base/mem.h"
-#include "objective/policy.h"
 #include "plan/resolve.h"
 #include "plan/search.h"
 
@@ -204,7 +203,7 @@ static void consider_chunks(struct list *l, const struct mt_plan_request *r)
     struct mt_plan_request t = *r;
     int64_t len = mt_row_chunks(n) > 1 ? n->chunk : n->seq_len;
     bool fits = false;
-    if (mt_layout_unchunked(r->layout, (size_t)n->seq_len) || mt_policy_unchunked(n) ||
+    if (mt_layout_unchunked(r->layout, (size_t)n->seq_len) ||
         (n->groups > 1 && n->rows_per_step % n->groups))
         return;
     t.numerics.micro_batch = 1;

@@ -351,7 +351,6 @@ static int check_directions(const struct mt_numerics *n, const struct mt_config 
 /* Of train.chunk, as far as the configuration says. */
 static int check_chunk(const struct mt_numerics *n, struct mt_err *err)
 {
-    const char *what = mt_policy_unchunked(n);
     long long chunk = n->chunk, len = n->seq_len, most = chunk;
     if (chunk <= 0 || chunk >= len)
         return 0;
@@ -363,8 +362,6 @@ static int check_chunk(const struct mt_numerics *n, struct mt_err *err)
     if (n->micro_batch > 1)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.chunk = %lld makes micro-batches of less than a row: set "
                        "train.micro_batch = 1, or train.chunk = 0", chunk);
-    if (what)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.chunk = %lld: %s needs whole rows: set train.chunk = 0", chunk, what);
     if (n->groups > 1 && n->rows_per_step % n->groups)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.chunk = %lld with train.groups = %lld: all chunks of a row are in one "
                        "group, so the %lld rows of a step must be a multiple of the groups: change train.tokens_per_step or "

@@ -352,16 +352,23 @@ static size_t micro_at(const struct mt_program_params *p, const struct mt_call *
     return i / chunks * chunks + (chunks - 1 - i % chunks);
 }
 
-/* The operation for all micro-batches, or groups. */
+static void list_call(struct writer *w, struct mt_turns *t, size_t unit, const struct mt_call *c, size_t mb)
+{
+    if (mt_grow(&t->of, &t->cap, t->n + 1, sizeof(*t->of)))
+        t->of[t->n++] = (struct mt_turn){c, unit, mb, mt_call_lane(w->p, unit, c, mb)};
+    else
+        w->failed = true;
+}
+
+/* The operation for all micro-batches, or groups; before the head's of a row's first chunk, the losses of all. */
 static void list_pass(struct writer *w, struct mt_turns *t, size_t unit, const struct mt_call *c)
 {
-    for (size_t mb = 0; c->n_uses && mb < w->p->n_micro; mb = mt_call_next(w->p, c, mb)) {
-        if (!mt_grow(&t->of, &t->cap, t->n + 1, sizeof(*t->of))) {
-            w->failed = true;
-            return;
-        }
-        size_t at = micro_at(w->p, c, c == &w->p->units[unit].backward, mb);
-        t->of[t->n++] = (struct mt_turn){c, unit, at, mt_call_lane(w->p, unit, c, at)};
+    const struct mt_program_params *p = w->p;
+    bool losses = c->op == MT_OP_HEAD && p->weighs_rows && p->mode == MT_MODE_TRAIN;
+    for (size_t mb = 0; c->n_uses && mb < p->n_micro; mb = mt_call_next(p, c, mb)) {
+        for (size_t k = 0; losses && !(mb % p->chunks) && k < p->chunks; k++)
+            list_call(w, t, unit, &p->units[unit].losses, mb + k);
+        list_call(w, t, unit, c, micro_at(p, c, c == &p->units[unit].backward, mb));
     }
 }
 

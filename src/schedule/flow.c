@@ -249,6 +249,15 @@ static void describe_gather(struct mt_unit_shape *s)
             s->gather.use[s->gather.n_uses++] = s->forward.use[k];
 }
 
+/* What the head reads, without its gradients. */
+static void describe_losses(struct mt_unit_shape *head)
+{
+    head->losses = (struct mt_call){.op = MT_OP_LOSSES};
+    for (int k = 0; k < head->forward.n_uses; k++)
+        if (head->forward.use[k].access == MT_READ)
+            head->losses.use[head->losses.n_uses++] = head->forward.use[k];
+}
+
 size_t mt_flow_describe(struct mt_unit_shape *units, size_t n_units, size_t grad_bytes, struct mt_value *values)
 {
     struct flow d = {.units = units, .n_units = n_units, .grad_bytes = grad_bytes, .values = values};
@@ -261,6 +270,7 @@ size_t mt_flow_describe(struct mt_unit_shape *units, size_t n_units, size_t grad
     for (size_t u = 0; u < n_units; u++)
         describe_unit(&d, u);
     describe_gather(&units[0]);
+    describe_losses(head);
     head->forward.op = MT_OP_HEAD; /* it computes the gradients too: logits are too large to keep */
     return d.n_values;
 }

@@ -111,6 +111,7 @@ struct mt_program_params {
     struct mt_groups groups; /* of micro-batches; only the first ones may be in a step */
     size_t chunks;   /* micro-batches of a row, all in one group: forward is in their order, backward in the reverse
                         one; 0: a micro-batch has whole rows */
+    bool weighs_rows; /* the head needs the losses of all chunks of a row before its gradients */
     bool one_ring;   /* units of the vocabulary's class share the layers' buffers */
     bool join;       /* weights are loaded as hi and lo, and joined after each load */
     bool cast;       /* gradients are cast into separate buffers; else in place */

@@ -141,6 +141,7 @@ const struct mt_opcode_desc mt_opcodes[MT_N_OPCODES] = {
     [MT_OP_POISON] = {"poison", MT_Q_COMPUTE},
     [MT_OP_EMBED] = {"embed", MT_Q_COMPUTE},
     [MT_OP_FORWARD] = {"forward", MT_Q_COMPUTE},
+    [MT_OP_LOSSES] = {"losses", MT_Q_COMPUTE},
     [MT_OP_HEAD] = {"head", MT_Q_COMPUTE, .ends_forward = true},
     [MT_OP_BALANCE] = {"balance", MT_Q_COMPUTE},
     [MT_OP_BACKWARD] = {"backward", MT_Q_COMPUTE},

@@ -189,6 +189,7 @@ enum mt_opcode {
     MT_OP_POISON,     /* dead buffer := NaN pattern */
     MT_OP_EMBED,      /* w -> x */
     MT_OP_FORWARD,    /* w, x -> y (, record) */
+    MT_OP_LOSSES,     /* w, table, x -> loss, for HEAD to weigh rows by */
     MT_OP_HEAD,       /* w, table, x -> loss (, dx; g, g_table) */
     MT_OP_BALANCE,    /* rows that experts have in the whole step -> what backward balances them by */
     MT_OP_BACKWARD,   /* w, x (, record), dx -> dx; g */

@@ -11,7 +11,7 @@
 #include "base/mem.h"
 #include "schedule/objects.h"
 
-/* A call of a unit for all micro-batches: turns that are next to each other on entry. */
+/* Forward or backward of a unit for all micro-batches: turns that are next to each other on entry. */
 struct stage {
     size_t first, end, next; /* turns; next: the first that has not been taken */
     bool back;
@@ -47,6 +47,11 @@ static uint64_t records_of(const struct mt_program_params *p, const struct mt_tu
     return n;
 }
 
+static bool is_back(const struct mt_program_params *p, const struct mt_turn *x)
+{
+    return x->call == &p->units[x->unit].backward;
+}
+
 /* In eighths of forward: backward takes it twice, recomputation up to once more; the head has both. */
 static uint64_t length_of(const struct mt_program_params *p, const struct mt_turn *x)
 {
@@ -55,7 +60,7 @@ static uint64_t length_of(const struct mt_program_params *p, const struct mt_tur
         const struct mt_value *v = &p->values[x->call->use[k].value];
         bytes += v->kind == MT_OBJ_WEIGHTS ? v->bytes : 0;
     }
-    bool back = x->call == &p->units[x->unit].backward, head = x->call->op == MT_OP_HEAD;
+    bool back = is_back(p, x), head = x->call->op == MT_OP_HEAD;
     uint64_t times = head ? 24 : back ? 24 - MT_MIN(3 * records_of(p, x), (uint64_t)8) : 8;
     if (x->call->scope == MT_SCOPE_GROUP)
         times *= mt_div_up(p->n_micro, mt_groups_n(p->groups));
@@ -156,11 +161,11 @@ static void list_stages(struct order *o)
         o->of[lane] = o->stages + n;
         for (size_t i = 0, end; i < o->t->n; i = end) {
             const struct mt_turn *x = &o->t->of[i];
-            for (end = i + 1; end < o->t->n && o->t->of[end].unit == x->unit && o->t->of[end].call == x->call;)
+            bool back = is_back(o->p, x);
+            for (end = i + 1; end < o->t->n && o->t->of[end].unit == x->unit && is_back(o->p, &o->t->of[end]) == back;)
                 end++;
             if (x->lane == lane)
-                o->of[lane][o->n_of[lane]++] =
-                    (struct stage){i, end, i, x->call == &o->p->units[x->unit].backward};
+                o->of[lane][o->n_of[lane]++] = (struct stage){i, end, i, back};
         }
         n += o->n_of[lane];
     }

@@ -93,9 +93,10 @@ struct mt_unit_shape {
     size_t update_elems;   /* of the planes that updates use: states and gradients of trained parameters */
     bool trainable;
     struct mt_unit_record record[MT_MAX_SEGMENTS];
-    /* the following five are set by mt_flow_describe() */
+    /* the following six are set by mt_flow_describe() */
     struct mt_call forward, backward;
     struct mt_call gather; /* replaces forward with mt_program_params.gather; n_uses 0: forward is used */
+    struct mt_call losses; /* of the head, before it with mt_program_params.weighs_rows */
     bool makes_lists;    /* it decides which experts have rows */
     bool follows_lists;  /* its weights are not needed if none of its experts has rows */
     /* planes on the disk; all 0: none */

@@ -31,19 +31,22 @@ const double *mt_reference_of_evaluation(const struct mt_session *s, size_t lear
 /* Documents of the step whose log-probability is not known yet. */
 static size_t count_unknown(const struct mt_step_data *data, const double *of)
 {
-    size_t n = 0;
-    for (size_t m = 0; m < data->n; m++)
-        for (size_t d = 0; d < data->micro[m].n_docs; d++)
-            n += isnan(of[data->micro[m].sample[d]]) != 0;
-    return n;
+    size_t unknown = 0, n, chunks;
+    const struct mt_batch *b = mt_step_whole(data, &n, &chunks);
+    for (const struct mt_batch *end = b + n; b < end; b++)
+        for (size_t d = 0; d < b->n_docs; d++)
+            unknown += isnan(of[b->sample[d]]) != 0;
+    return unknown;
 }
 
 static void take(const struct mt_step_data *data, const double *doc_loss, double *of)
 {
-    for (size_t m = 0; m < data->n; m++)
-        for (size_t d = 0; d < data->micro[m].n_docs; d++, doc_loss++)
-            if (isnan(of[data->micro[m].sample[d]]))
-                of[data->micro[m].sample[d]] = -*doc_loss;
+    size_t n, chunks;
+    const struct mt_batch *b = mt_step_whole(data, &n, &chunks);
+    for (const struct mt_batch *end = b + n; b < end; b++)
+        for (size_t d = 0; d < b->n_docs; d++, doc_loss++)
+            if (isnan(of[b->sample[d]]))
+                of[b->sample[d]] = -*doc_loss;
 }
 
 static size_t most_docs(const struct mt_step_data *data)
