@@ -116,6 +116,8 @@ enum mt_rope_lengths {
     MT_ROPE_TWO_TABLES,   /* longrope: short factors up to *limit tokens, long factors for longer documents */
     MT_ROPE_A_TABLE_EACH, /* dynamic: one table up to *limit tokens, one for each greater length */
 };
+/** Tokens that the embedding is said to reach: max_position_embeddings, or more where a scaling multiplies them. */
+int64_t mt_rope_reach(const struct mt_rope_config *r);
 /** For documents of up to max_len tokens; *limit: the longest one that uses the first table (one table: max_len). */
 enum mt_rope_lengths mt_rope_lengths(const struct mt_rope_config *r, size_t max_len, size_t *limit);
 

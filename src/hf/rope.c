@@ -308,6 +308,14 @@ void mt_rope_tables(const struct mt_rope_config *r, size_t n_pos, size_t seq_len
     }
 }
 
+/* As vLLM has it. llama3 and longrope are released with the length that they reach. */
+int64_t mt_rope_reach(const struct mt_rope_config *r)
+{
+    bool yarn = r->type == MT_ROPE_YARN, grows = yarn || r->type == MT_ROPE_LINEAR || r->type == MT_ROPE_DYNAMIC;
+    double scaled = grows ? r->factor * (double)(yarn ? r->original_max_pos : r->max_pos) : 0;
+    return MT_MAX(r->max_pos, (int64_t)MT_MIN(scaled, 0x1p40));
+}
+
 enum mt_rope_lengths mt_rope_lengths(const struct mt_rope_config *r, size_t max_len, size_t *limit)
 {
     bool dynamic = r->type == MT_ROPE_DYNAMIC, longrope = r->type == MT_ROPE_LONGROPE;

@@ -48,9 +48,10 @@ static int open_model(struct mt_inputs *in, struct mt_err *err)
     rc = rc ?: lay_out(in, err);
     if (rc)
         return rc;
-    if (in->cfg->numerics.seq_len > in->hf.max_pos)
-        mt_warn("data.seq_len = %lld is beyond the model's max_position_embeddings = %lld",
-                (long long)in->cfg->numerics.seq_len, (long long)in->hf.max_pos);
+    int64_t reach = in->hf.n_ropes ? mt_rope_reach(&in->hf.rope[0]) : in->hf.max_pos;
+    if (in->cfg->numerics.seq_len > reach)
+        mt_warn("data.seq_len = %lld is beyond the %lld tokens of the model's max_position_embeddings and rope_scaling: it has not "
+                "learnt what lies farther back", (long long)in->cfg->numerics.seq_len, (long long)reach);
     if (!strcmp(in->cfg->optimizer.type, "muon") && in->cfg->model.init == MT_INIT_WEIGHTS && !in->hf.family->by_muon)
         mt_warn("optimizer.type = muon: models of this class are not known to have been trained with Muon; fine-tuning one that "
                 "AdamW has trained is worse with it than with AdamW (arXiv 2605.10468)");

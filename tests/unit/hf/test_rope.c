@@ -109,6 +109,30 @@ TEST(bad_parameters_are_refused)
     }
 }
 
+TEST(reach_is_what_scaling_makes_of_it)
+{
+    static const struct {
+        const char *keys;
+        int64_t tokens;
+    } cases[] = {
+        {"\"rope_theta\": 10000", 4096},
+        {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 4}", 16384},
+        {"\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}", 8192},
+        {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": 3072}", 12288},
+        {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": 1024}", 4096},
+        {"\"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8, \"original_max_position_embeddings\": 1024}", 4096},
+    };
+    mt_log_set_sink(quiet);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char text[1024];
+        snprintf(text, sizeof(text), "{" SHAPE ", \"max_position_embeddings\": 4096, %s}", cases[i].keys);
+        MUST(mt_hf_config_parse, &cfg, text, strlen(text), "config.json");
+        if (mt_rope_reach(&cfg.rope[0]) != cases[i].tokens)
+            fail_msg("%s: %lld", cases[i].keys, (long long)mt_rope_reach(&cfg.rope[0]));
+    }
+    mt_log_set_sink(NULL);
+}
+
 TEST(tables_are_finite_for_extreme_parameters)
 {
     static const char *const keys[] = {
