@@ -325,11 +325,20 @@ static int check_if_rows(struct mt_checker *c, size_t i, int object, int copy)
                          "uses weights that were skipped or not before the rows of experts were known");
 }
 
+/* The unit whose weights an instruction uses, which may be an earlier one's; without weights, its own. */
+static int unit_of_weights(const struct mt_checker *c, const struct mt_instr *in)
+{
+    for (int k = 0; k < in->n_operands; k++)
+        if (in->operand[k].role == MT_ROLE_WEIGHTS)
+            return c->p->objects[in->operand[k].object].unit;
+    return in->unit;
+}
+
 /* Notes who makes lists, and checks who uses them. */
 static int check_lists(struct mt_checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
-    int rc = 0;
+    int rc = 0, unit = unit_of_weights(c, in);
     for (int k = 0; !rc && in->queue == MT_Q_COMPUTE && k < in->n_operands; k++) {
         const struct mt_operand *op = &in->operand[k];
         if (op->role != MT_ROLE_ROUTING || !(op->access & MT_READ))
@@ -338,9 +347,9 @@ static int check_lists(struct mt_checker *c, size_t i)
             c->objects[op->object].routed = (int)i;
             continue;
         }
-        rc = check_if_rows(c, i, op->object, *loaded_on(c, in->unit, in->lane));
+        rc = check_if_rows(c, i, op->object, *loaded_on(c, unit, in->lane));
         if (!rc)
-            rc = check_if_rows(c, i, op->object, c->units[in->unit].fetched);
+            rc = check_if_rows(c, i, op->object, c->units[unit].fetched);
     }
     return rc;
 }

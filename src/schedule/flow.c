@@ -63,11 +63,24 @@ static bool is_small(const struct flow *d, const struct mt_unit_shape *s)
     return s->size_class == MT_CLASS_LAYER && 2 * s->weight_bytes <= d->slot_bytes;
 }
 
+/* The value of an earlier unit. */
+static int32_t value_of_unit(const struct flow *d, enum mt_role role, int32_t unit)
+{
+    int32_t v = (int32_t)d->n_values - 1;
+    while (v > 0 && (d->values[v].unit != unit || d->values[v].kind != mt_roles[role].kind))
+        v--;
+    return v;
+}
+
 static int32_t value_of(struct flow *d, size_t u, const struct mt_port *p)
 {
     enum mt_role role = (enum mt_role)p->role;
     enum mt_reach reach = mt_roles[role].reach;
     const struct mt_unit_shape *s = &d->units[u];
+    if (reach == MT_REACH_UNIT && s->back) {
+        d->units[u - (size_t)s->back].shared = true;
+        return value_of_unit(d, role, (int32_t)u - s->back);
+    }
     int32_t owner = reach == MT_REACH_MODEL ? 0 : reach == MT_REACH_LAYER ? s->layer : (int32_t)u;
     if (d->newest[role] == NONE || d->owner[role] != owner) {
         d->newest[role] = add_value(d, role, u + (reach == MT_REACH_NEXT), own_bytes(d, s, role));

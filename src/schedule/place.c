@@ -179,10 +179,11 @@ static int take_buffer(struct mt_placer *p, int object, int lane, struct mt_err 
     return 0;
 }
 
-/* Compute entry of the lists of the layer that the unit's experts belong to; NONE: it has no experts. */
+/* Compute entry of the lists of the layer that the unit's experts belong to; NONE: it has no experts, or those of
+ * several layers, with lists each. */
 static int lists_of(const struct mt_placer *p, int unit)
 {
-    if (!p->params->units[unit].follows_lists)
+    if (!p->params->units[unit].follows_lists || p->params->units[unit].shared)
         return NONE;
     while (unit && !p->params->units[unit].makes_lists)
         unit--;

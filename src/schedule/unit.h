@@ -68,6 +68,7 @@ struct mt_unit_record {
  */
 struct mt_unit_shape {
     int32_t layer;       /* units with the same number share the values of a layer */
+    int32_t back;        /* so many units before it is the one whose weights and gradient it uses; 0: it has its own */
     int32_t block;       /* neighbouring units with the same number are clipped and skipped as one */
     enum mt_scope scope; /* of its operations */
     uint8_t lane;        /* that forward runs on, and all that is not backward */
@@ -94,6 +95,7 @@ struct mt_unit_shape {
     bool trainable;
     struct mt_unit_record record[MT_MAX_SEGMENTS];
     /* the following six are set by mt_flow_describe() */
+    bool shared;         /* a later unit uses its weights, too */
     struct mt_call forward, backward;
     struct mt_call gather; /* replaces forward with mt_program_params.gather; n_uses 0: forward is used */
     struct mt_call losses; /* of the head, before it with mt_program_params.weighs_rows */

@@ -280,6 +280,49 @@ TEST(a_step_loads_each_layer_twice_whatever_its_micro_batches)
     }
 }
 
+/* Of layers in groups of three: loads of the first one's weights, in either pass, sums of all that leave once. */
+TEST(layers_that_share_weights_load_them_once_a_pass)
+{
+    for (int v = 0; v < 64; v++) {
+        struct fixture f;
+        struct mt_program prog;
+        struct mt_err err = {0};
+        make(&f, 6, 3);
+        for (size_t u = 1; u < 7; u++) {
+            struct mt_unit_shape *s = &f.units[u];
+            s->back = (int32_t)(u - 1) % 3;
+            s->weight_bytes = s->back ? 0 : s->weight_bytes;
+            s->link_bytes = s->back ? 0 : s->link_bytes;
+            s->grad_elems = s->back ? 0 : s->grad_elems;
+            s->trainable = !s->back;
+            f.keeps[u] = v & 1 && u > 3;
+        }
+        f.p.join = v >> 1 & 1;
+        f.p.groups = (struct mt_groups){v >> 2 & 1 ? 2 : 1, 3};
+        f.p.gather = v >> 3 & 1;
+        describe(&f);
+        take_fewest_buffers(&f.p, f.p.n_buffers[0]);
+        f.p.n_buffers[0][MT_POOL_WEIGHTS] += v >> 4;
+        if (build_and_check(&f, &prog, &err))
+            fail_msg("variant %d: %s", v, err.msg);
+        size_t loads[2] = {0}, uses = 0;
+        for (size_t i = 0; i < prog.n_instrs; i++) {
+            const struct mt_instr *in = &prog.instrs[i];
+            const struct mt_object *o = in->n_operands ? &prog.objects[in->operand[0].object] : NULL;
+            if (in->op == MT_OP_LOAD && o->kind == MT_OBJ_WEIGHTS && o->unit > 0 && o->unit < 7)
+                loads[o->unit == 4]++;
+            uses += in->op == MT_OP_BACKWARD && in->unit < 4;
+            if (in->op == MT_OP_GRAD_CAST && in->unit == 1)
+                assert_int_equal(uses, 9); /* three layers' micro-batches */
+        }
+        assert_in_range(loads[0], 1, 2);
+        assert_in_range(loads[1], 1, 2);
+        assert_int_equal(count(&prog, MT_OP_GRAD_CAST), 4);
+        assert_int_equal(count(&prog, MT_OP_UPDATE), 4);
+        mt_program_finish(&prog);
+    }
+}
+
 TEST(gradients_leave_once_a_step)
 {
     struct fixture f;
