@@ -48,6 +48,12 @@ static bool stays(const struct map *m, size_t unit)
     return m->l->units[unit].layer >= m->first_kept || m->units[unit].adapter_bytes;
 }
 
+/* The unit whose weights it has. */
+static const struct mt_unit_shape *weights_of(const struct map *m, size_t unit)
+{
+    return &m->units[m->l->units[unit].weights];
+}
+
 /* Backward is twice as long as forward, with recomputation, of what is not recorded, three times. */
 static uint64_t back_time(const struct map *m, size_t unit)
 {
@@ -57,19 +63,20 @@ static uint64_t back_time(const struct map *m, size_t unit)
         double share = !r->bytes ? 0 : r->share.of ? (double)r->share.some / (double)r->share.of : 1;
         recorded += share / (double)MT_MAX(m->l->n_segments, (size_t)1);
     }
-    return (uint64_t)((3 - recorded) * (double)m->units[unit].weight_bytes);
+    return (uint64_t)((3 - recorded) * (double)weights_of(m, unit)->weight_bytes);
 }
 
+/* Where weights are shared, they are loaded on one lane, and their gradient is summed there. */
 static void map_forward(struct map *m, size_t unit)
 {
-    int lane = least_loaded(m, 0);
+    int lane = weights_of(m, unit) == &m->units[unit] ? least_loaded(m, 0) : weights_of(m, unit)->lane;
     m->units[unit].lane = m->units[unit].lane_back = (uint8_t)lane;
-    m->load[lane] += m->units[unit].weight_bytes + (stays(m, unit) ? back_time(m, unit) : 0);
+    m->load[lane] += weights_of(m, unit)->weight_bytes + (stays(m, unit) ? back_time(m, unit) : 0);
 }
 
 static void map_back(struct map *m, size_t unit)
 {
-    int lane = least_loaded(m, 0);
+    int lane = m->l->share > 1 ? m->units[unit].lane : least_loaded(m, 0);
     if (stays(m, unit))
         return;
     m->units[unit].lane_back = (uint8_t)lane;
@@ -83,7 +90,7 @@ static void map_in_turn(struct map *m)
 {
     for (size_t u = 0; u < m->l->n_units; u++)
         if (is_layer(m, u))
-            m->units[u].lane = m->units[u].lane_back = (uint8_t)(m->l->units[u].layer % m->n_lanes);
+            m->units[u].lane = m->units[u].lane_back = (uint8_t)(m->l->units[u].layer / m->l->share % m->n_lanes);
 }
 
 static int map_chain(struct map *m)

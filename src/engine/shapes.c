@@ -136,7 +136,7 @@ static bool is_updated_under_backward(const struct mt_engine_params *p, const st
     return p->train && p->placement.update == MT_UPDATE_BACKWARD && u->trainable && u->block > first + pending;
 }
 
-/* Experts cast what they sum, or a direction of it; with several groups these sums are added first. */
+/* Experts cast what they sum, or a direction of it; with several groups, or layers, these sums are added first. */
 static void sum_before_cast(struct mt_unit_shape *s)
 {
     for (struct mt_port *port = s->port; port < s->port + s->n_ports; port++)
@@ -187,6 +187,7 @@ void mt_engine_describe_units(struct mt_engine_plan *plan, const struct mt_engin
         const struct mt_unit *unit = &l->units[u];
         plan->units[u] = (struct mt_unit_shape){
             .layer = unit->layer,
+            .back = (int32_t)(u - unit->weights),
             .block = unit->block,
             .scope = unit->per_step ? MT_SCOPE_GROUP : MT_SCOPE_MICROBATCH,
             .size_class = class_of(l, unit),
@@ -205,7 +206,7 @@ void mt_engine_describe_units(struct mt_engine_plan *plan, const struct mt_engin
         };
         plan->units[u].n_ports =
             (uint8_t)mt_unit_ports(l, u, p->numerics.dtype, p->max_tokens, rows, plan->units[u].port);
-        if (mt_groups_n(mt_engine_groups(p)) > 1)
+        if (mt_groups_n(mt_engine_groups(p)) > 1 || l->share > 1)
             sum_before_cast(&plan->units[u]);
         describe_cache(&plan->units[u], plan, p, u);
         describe_keys(&plan->units[u], p, u);

@@ -156,7 +156,7 @@ struct tile {
     size_t n, n_padded;
     const int32_t *list;
     bool by_codes;                     /* its products take the expert's codes, and no row is padding */
-    bool first;                        /* of its expert: overwrites the gradients */
+    bool first;                        /* of its expert, in the first layer to use it: overwrites the gradients */
     float *grad;                       /* where its gradients go: s.of[side], or the unit's; NULL: it has none */
     size_t adapters_at;                /* in grad, of its adapters */
     struct span adapters;
@@ -383,7 +383,7 @@ static int run_tiles(struct tile *t, int expert, const struct pass *pass, struct
         t->n = MT_MIN(list.n - at, (size_t)MT_EXPERT_TILE);
         t->n_padded = t->by_codes ? t->n : padded_rows(m->dev, t->n);
         t->list = t->routing.list + list.first + at;
-        t->first = at == 0;
+        t->first = at == 0 && (t->run->of->first || !t->run->g);
         rc = rows <= m->outputs.n ? 0 : take_outputs(t, list.place + at, t->n_padded, pass, sides, err);
         t->s.out = mt_outputs_at(m, list.place + at);
         mt_sides_turn(sides, t->piece);

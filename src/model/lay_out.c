@@ -131,10 +131,11 @@ void mt_layout_add_expert_param(struct mt_layout_builder *b, struct mt_part *p, 
 
 /* --- units ------------------------------------------------------------------------------------------- */
 
-static void open_unit(struct mt_layout_builder *b, enum mt_unit_kind kind, int layer, int block)
+static void open_unit(struct mt_layout_builder *b, enum mt_unit_kind kind, int layer)
 {
-    b->u = &b->l->units[b->l->n_units++];
-    *b->u = (struct mt_unit){.kind = kind, .layer = layer, .block = block,
+    int block = mt_block_of(kind, layer, b->l->cfg.n_layers, b->l->share);
+    b->u = &b->l->units[b->l->n_units];
+    *b->u = (struct mt_unit){.kind = kind, .layer = layer, .block = block, .weights = b->l->n_units++,
                              .first_tensor = b->l->n_tensors, .first_part = b->l->n_parts,
                              .f32_tensor = MT_NO_TENSOR};
 }
@@ -195,7 +196,7 @@ static void close_unit(struct mt_layout_builder *b, bool whole)
 
 static void add_end(struct mt_layout_builder *b, enum mt_unit_kind kind, const struct mt_part_kind *part)
 {
-    open_unit(b, kind, -1, kind == MT_UNIT_EMBED ? 0 : (int)b->l->cfg.n_layers + 1);
+    open_unit(b, kind, -1);
     add_part(b, part, 0, 0);
     close_unit(b, true);
 }
@@ -219,7 +220,7 @@ static size_t count_by_micro(const char *const *parts, size_t first, size_t n)
 
 static void add_unit(struct mt_layout_builder *b, int layer, const char *const *parts, size_t n, bool whole)
 {
-    open_unit(b, MT_UNIT_LAYER, layer, layer + 1);
+    open_unit(b, MT_UNIT_LAYER, layer);
     for (size_t i = 0; i < n; i++)
         add_part(b, mt_part_find(parts[i]), 0, 0);
     close_unit(b, whole);
@@ -229,7 +230,7 @@ static void add_groups(struct mt_layout_builder *b, int layer, const struct mt_p
 {
     int n = (int)b->l->cfg.moe.n_experts, group = (int)b->l->cut.expert_group;
     for (int first = 0; first < n; first += group) {
-        open_unit(b, MT_UNIT_LAYER, layer, layer + 1);
+        open_unit(b, MT_UNIT_LAYER, layer);
         add_part(b, kind, first, MT_MIN(group, n - first));
         close_unit(b, false);
     }
@@ -254,6 +255,70 @@ static void add_layer(struct mt_layout_builder *b, int layer)
         else
             add_unit(b, layer, parts + next, take, false);
         next += take;
+    }
+}
+
+static bool tensors_alike(const struct mt_tensor *a, const struct mt_tensor *b)
+{
+    return !strcmp(a->usual, b->usual) && a->expert == b->expert && a->n_dims == b->n_dims && a->first == b->first &&
+           a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1] && a->trainable == b->trainable;
+}
+
+/* Whether unit b can have the weights of a. *differs: b's first tensor that is another, if there is one. */
+static bool can_share(const struct mt_layout *l, const struct mt_unit *a, const struct mt_unit *b,
+                      const struct mt_tensor **differs)
+{
+    bool same = a->n_parts == b->n_parts && a->n_tensors == b->n_tensors;
+    for (size_t i = 0; i < a->n_parts && same; i++)
+        same = l->parts[a->first_part + i].kind == l->parts[b->first_part + i].kind;
+    for (size_t i = 0; i < MT_MIN(a->n_tensors, b->n_tensors); i++) {
+        const struct mt_tensor *t = &l->tensors[b->first_tensor + i];
+        if (tensors_alike(&l->tensors[a->first_tensor + i], t))
+            continue;
+        *differs = t;
+        return false;
+    }
+    return same;
+}
+
+/* The units of the layer, from `first` on, get the tensors of those of an earlier layer, and have none. */
+static void share_weights(struct mt_layout_builder *b, size_t first, int layer, int with)
+{
+    struct mt_layout *l = b->l;
+    const struct mt_tensor *differs = NULL;
+    size_t of = first;
+    while (l->units[of - 1].layer >= with)
+        of--;
+    bool same = true;
+    for (size_t u = first; u < l->n_units && same && !b->failed; u++)
+        same = l->units[of + u - first].layer == with &&
+               can_share(l, &l->units[of + u - first], &l->units[u], &differs);
+    if (!same && !b->rc)
+        b->rc = mt_fail(b->err, MT_ERR_USAGE, -EINVAL, "model.share_layers = %d: layer %d cannot have the weights of layer %d, "
+                        "which has other parts or tensors%s%s: set it so that each group has layers of one kind, trained "
+                        "alike (1: each layer has its own)", l->share, layer, with, differs ? ", beginning with " : "",
+                        differs ? differs->name : "");
+    l->n_tensors = l->units[first].first_tensor;
+    for (size_t u = first; u < l->n_units; u++, of++) {
+        struct mt_unit *unit = &l->units[u];
+        l->n_params -= unit->n_params;
+        for (size_t i = 0; i < unit->n_tensors; i++)
+            l->n_trained -= l->tensors[unit->first_tensor + i].trainable ? l->tensors[unit->first_tensor + i].n : 0;
+        unit->weights = of;
+        unit->first_tensor = l->n_tensors;
+        unit->n_elems = unit->n_params = unit->n_tensors = 0;
+        unit->trainable = false;
+    }
+}
+
+static void add_layers(struct mt_layout_builder *b)
+{
+    for (int i = 0; i < (int)b->l->cfg.n_layers; i++) {
+        size_t first = b->l->n_units;
+        int with = mt_layer_sharing(i, b->l->share);
+        add_layer(b, i);
+        if (with != i)
+            share_weights(b, first, i, with);
     }
 }
 
@@ -409,6 +474,7 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     struct mt_layout *l = b->l;
     l->cfg = *cfg;
     l->cut = b->p->cut;
+    l->share = MT_MAX(b->p->share, 1);
     l->optimizer = b->p->optimizer;
     l->master = b->p->master;
     l->by_blocks = b->p->by_blocks;
@@ -424,11 +490,13 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     }
     int rc = check_parts(cfg, err)
           ?: allocate(l, cfg, mt_layout_has_adapters(b) ? mt_layout_n_learners(b) : 0, err);
+    if (!rc && l->share > cfg->n_layers)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.share_layers = %d: the model has %lld layers", l->share,
+                     (long long)cfg->n_layers);
     if (rc)
         return rc;
     add_end(b, MT_UNIT_EMBED, &mt_part_embed);
-    for (int i = 0; i < (int)cfg->n_layers; i++)
-        add_layer(b, i);
+    add_layers(b);
     add_end(b, MT_UNIT_HEAD, &mt_part_head);
     if (b->failed)
         return mt_fail_nomem(err, "the model's layout", sizeof(*l));

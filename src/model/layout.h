@@ -41,6 +41,8 @@ struct mt_stored {
     size_t n;       /* elements */
     bool is_f32;    /* F32 in a file of bf16 */
     bool fused;     /* one expert's share after the other's */
+    size_t source;  /* index of the stored tensor that has its pieces: its own, or one of the first of layers that share
+                       weights */
     size_t first_piece, n_pieces; /* of mt_layout.pieces */
 };
 
@@ -166,7 +168,10 @@ enum mt_unit_kind { MT_UNIT_EMBED, MT_UNIT_LAYER, MT_UNIT_HEAD };
 struct mt_unit {
     enum mt_unit_kind kind;
     int layer;                   /* of MT_UNIT_LAYER, else -1 */
-    int block;                   /* 0: embed; 1 and up: the layer; last: head. The same for every cut */
+    int block;                   /* 0: embed; 1 and up: layers, those that share weights as one; last: head. The same
+                                    for every cut */
+    size_t weights;              /* the unit whose tensors it uses: itself, or one of the first of layers that share
+                                    them; then it has none of its own, and its parts' parameters are that unit's */
     bool per_step;               /* runs once a group, over the rows of all its micro-batches; else once for each */
     char name[48];               /* "embed", "layer 7", "layer 7 mlp", "layer 7 experts 0-7", "head" */
     size_t n_elems;              /* on the device: params aligned to 64 elements, end padded to
@@ -225,6 +230,7 @@ enum { MT_MAX_SEGMENT_KINDS = 8 };
 struct mt_layout {
     struct mt_hf_config cfg;
     struct mt_cut cut;
+    int share;                 /* mt_layout_params.share, at least 1 */
     struct mt_unit *units;
     size_t n_units;
     struct mt_part *parts;     /* grouped by unit, in forward order */
@@ -278,6 +284,8 @@ struct mt_layout_params {
     size_t n_always;
     bool decay_embeddings;     /* embed_tokens and lm_head decay; biases and norms never do */
     struct mt_cut cut;
+    int share;                 /* so many neighbouring layers, at the end fewer, have the weights of their first (Lin et
+                                  al. 2021, M6-10T: Pseudo-to-Real); 0 and 1: each has its own */
     const struct mt_optimizer *optimizer; /* of the run, borrowed; NULL: nothing will be trained, or by elements */
     enum mt_master master;     /* of trained tensors */
     struct mt_adapter_spec *adapter; /* [n_learners] borrowed; their items are marked as used. NULL or off: none */
@@ -291,6 +299,16 @@ struct mt_layout_params {
 int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, const struct mt_layout_params *p,
                      struct mt_err *err);
 void mt_layout_destroy(struct mt_layout **l);
+/** The first of the layers that have the weights of `layer` if each `share` of them do: the layer that names them. */
+static inline int mt_layer_sharing(int layer, int share)
+{
+    return layer < 0 ? layer : layer - layer % share;
+}
+/** The block of a unit of that kind and layer. */
+static inline int mt_block_of(enum mt_unit_kind kind, int layer, int64_t n_layers, int share)
+{
+    return kind == MT_UNIT_EMBED ? 0 : 1 + (kind == MT_UNIT_HEAD ? (int)n_layers + share - 1 : layer) / share;
+}
 /**
  * Lets the layout of one learner alone say where its tensors, and the base's, are in the planes of a layout of several
  * learners: to load and save them. -EINVAL: it is not that learner's.

@@ -235,7 +235,7 @@ const char *mt_model_bad_router(const mt_model *m, int layer)
 {
     const struct mt_layout *l = m->layout;
     for (const struct mt_part *p = l->parts; p < l->parts + l->n_parts; p++) {
-        if (!p->kind->routes || p->layer != layer || !has_bad_rows(m, layer))
+        if (!p->kind->routes || p->layer != mt_layer_sharing(layer, l->share) || !has_bad_rows(m, layer))
             continue;
         for (size_t t = 0; t < l->n_tensors; t++)
             if (l->tensors[t].param == &p->param[MT_ROUTER_WEIGHT])

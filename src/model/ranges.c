@@ -371,6 +371,19 @@ static void divide_unit(struct mt_layout *l, struct mt_unit *u)
     l->codes_stay |= u->codes_stay;
 }
 
+/* The parts of a unit without weights of its own have the parameters of another's. */
+static void take_params(struct mt_layout *l, const struct mt_unit *u)
+{
+    const struct mt_part *of = &l->parts[l->units[u->weights].first_part];
+    for (struct mt_part *p = &l->parts[u->first_part], *end = p + u->n_parts; p < end; p++, of++) {
+        if (p == of)
+            return;
+        memcpy(p->param, of->param, sizeof(p->param));
+        if (p->n_experts)
+            memcpy(p->expert, of->expert, (size_t)p->n_experts * sizeof(*p->expert));
+    }
+}
+
 int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err)
 {
     struct mt_range *ranges = mt_calloc(l->n_tensors, sizeof(*ranges)); /* at most one for each tensor */
@@ -382,5 +395,7 @@ int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err)
     l->codes_stay = false;
     for (size_t u = 0; u < l->n_units; u++)
         divide_unit(l, &l->units[u]);
+    for (size_t u = 0; u < l->n_units; u++)
+        take_params(l, &l->units[u]);
     return 0;
 }

@@ -172,7 +172,7 @@ static size_t hidden_elems(const struct mt_router_run *x)
 static const void *router_weight(const struct mt_router_run *x)
 {
     const mt_model *m = x->m;
-    size_t unit = x->run->of->unit;
+    size_t unit = m->layout->units[x->run->of->unit].weights;
     return mt_unit_f32_tensor(m->layout, unit, m->dt)
                ? (const char *)mt_value(x->run, MT_ROLE_WEIGHTS) + mt_unit_f32_at(m->layout, unit, m->dt)
                : mt_elem(m, x->run->w, x->p[MT_ROUTER_WEIGHT].at);

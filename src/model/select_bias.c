@@ -17,7 +17,8 @@ size_t mt_select_bias_bytes(const struct mt_layout *l)
 
 const float *mt_model_select_bias(const mt_model *m, int layer)
 {
-    return m->select_bias ? m->select_bias + (int64_t)layer * m->layout->cfg.moe.n_experts : NULL;
+    int64_t at = mt_layer_sharing(layer, m->layout->share) * m->layout->cfg.moe.n_experts;
+    return m->select_bias ? m->select_bias + at : NULL;
 }
 
 /* Copies each layer's bias to its row. */

@@ -38,6 +38,15 @@ void mt_stored_name(struct mt_tensor *t, const struct mt_layout *l, int layer, c
     make_name(t->name, l, layer, d ? d->name : usual, t->expert);
 }
 
+struct mt_tensor mt_stored_as_shared(const struct mt_layout *l, const struct mt_tensor *t, int share)
+{
+    struct mt_tensor as = *t;
+    int layer = l->units[t->unit].layer, first = mt_layer_sharing(layer, share);
+    if (first != layer)
+        mt_stored_name(&as, l, first, t->usual);
+    return as;
+}
+
 /* The tensor of all experts in the model's files that has this one. */
 static const struct mt_fused_tensor *fused_of(const struct mt_layout *l, const char *usual, int *part)
 {
@@ -72,7 +81,7 @@ static struct mt_stored *add_stored(struct placing *p, const char *name)
     if (!mt_grow(&l->stored, &p->cap, l->n_stored + 1, sizeof(*l->stored)))
         return NULL;
     struct mt_stored *s = &l->stored[l->n_stored++];
-    *s = (struct mt_stored){.n_dims = 0};
+    *s = (struct mt_stored){.source = l->n_stored - 1};
     const struct mt_text_names *names = l->cfg.names;
     size_t n = strlen(names->modules), of_head = strlen("lm_head.");
     if (!strncmp(name, names->modules, n))
@@ -236,6 +245,10 @@ static int list_pieces(struct mt_layout *l, struct mt_err *err)
         struct mt_stored *s = &l->stored[l->tensors[i].place.stored];
         l->pieces[s->first_piece + s->n_pieces++] = i;
     }
+    for (struct mt_stored *s = l->stored; s < l->stored + l->n_stored; s++) {
+        s->first_piece = l->stored[s->source].first_piece;
+        s->n_pieces = l->stored[s->source].n_pieces;
+    }
     return 0;
 }
 
@@ -250,21 +263,40 @@ static bool store_tensor(struct placing *p, struct mt_tensor *t)
              : store_plain(p, t, t->name, layer >= 0 ? mt_family_on_disk(family, t->usual) : NULL);
 }
 
+/* The layer's tensors once more, for each later layer that has its weights. */
+static bool store_copies(struct placing *p, int layer)
+{
+    struct mt_layout *l = p->l;
+    size_t end = l->n_stored;
+    for (int to = layer + 1; to < l->cfg.n_layers && mt_layer_sharing(to, l->share) == layer; to++)
+        for (size_t i = p->first_of_layer; i < end; i++) {
+            if (!mt_grow(&l->stored, &p->cap, l->n_stored + 1, sizeof(*l->stored)))
+                return false;
+            const struct mt_stored from = l->stored[i];
+            struct mt_stored *s = &l->stored[l->n_stored++];
+            const char *at = strstr(from.name, "layers."), *rest = strchr(at + strlen("layers."), '.');
+            *s = from;
+            snprintf(s->name, sizeof(s->name), "%.*slayers.%d%s", (int)(at - from.name), from.name, to, rest);
+        }
+    return true;
+}
+
 /* Those of adapters, or of the model. */
 static int store_tensors(struct placing *p, bool adapters, struct mt_err *err)
 {
     struct mt_layout *l = p->l;
+    bool stored = true;
     int last = -2;
-    for (struct mt_tensor *t = l->tensors; t < l->tensors + l->n_tensors; t++) {
+    for (struct mt_tensor *t = l->tensors; t < l->tensors + l->n_tensors && stored; t++) {
         if (!t->adapter == adapters)
             continue;
-        if (l->units[t->unit].layer != last)
-            p->first_of_layer = l->n_stored;
+        bool begins = l->units[t->unit].layer != last;
+        stored = !begins || store_copies(p, last);
+        p->first_of_layer = begins ? l->n_stored : p->first_of_layer;
         last = l->units[t->unit].layer;
-        if (!store_tensor(p, t))
-            return mt_fail_nomem(err, "the model's layout", l->n_stored * sizeof(*l->stored));
+        stored = stored && store_tensor(p, t);
     }
-    return 0;
+    return stored ? 0 : mt_fail_nomem(err, "the model's layout", l->n_stored * sizeof(*l->stored));
 }
 
 int mt_stored_place(struct mt_layout *l, struct mt_err *err)

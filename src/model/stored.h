@@ -13,6 +13,8 @@
 
 /** Gives a tensor its name on disk in the family. */
 void mt_stored_name(struct mt_tensor *t, const struct mt_layout *l, int layer, const char *usual);
+/** The tensor under the name that it has where each `share` layers have the weights of the first of them. */
+struct mt_tensor mt_stored_as_shared(const struct mt_layout *l, const struct mt_tensor *t, int share);
 /** The tensor of all experts in which the model's files have the matrix; NULL: it is a tensor of its own. */
 const struct mt_fused_tensor *mt_stored_fused(const struct mt_layout *l, const struct mt_tensor *t);
 /** By which name PEFT adapts the matrix: that of its module in transformers, or of the fused tensor. */

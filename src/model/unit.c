@@ -155,7 +155,7 @@ static int begin_grad(mt_model *m, const struct mt_unit_run *r, struct mt_err *e
         for (int role = 0; role < MT_PART_MAX_PARAMS; role++)
             if (part->recipe && part->recipe->linears >> role & 1)
                 products[n++] = part->param[role];
-    return mt_model_begin_grad(m, r->unit, r->at[MT_ROLE_GRAD], products, n, err);
+    return mt_model_begin_grad(m, u->weights, r->at[MT_ROLE_GRAD], products, n, err);
 }
 
 int mt_model_backward(mt_model *m, const struct mt_unit_run *r, struct mt_err *err)
