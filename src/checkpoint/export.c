@@ -37,6 +37,7 @@ struct exporter {
     bool f32;
     struct mt_layout_files out;     /* what is written */
     struct mt_layout *layout;       /* f32: of the checkpoint's model */
+    int share;                      /* mt_layout.share of the run that made it */
     cJSON *named; /* tensors of the base model, which have no master; NULL: none */
     struct mt_stored_reader base;   /* f32: reads these, in the layout's order */
     struct mt_packed_model model;   /* if layers are to be packed, instead of all these */
@@ -53,7 +54,7 @@ static int read_master(void *ctx, const struct mt_values *v, void *dst, struct m
     char name[160];
     if (mt_json_get(x->named, v->t->name))
         return mt_stored_read_f32(&x->base, v->t, v->first, v->n, dst, err);
-    snprintf(name, sizeof(name), "%s.master", v->t->name);
+    snprintf(name, sizeof(name), "%s.master", mt_stored_as_shared(x->layout, v->t, x->share).name);
     for (size_t s = 0; s < x->n_states; s++) {
         const struct mt_st_tensor *master = mt_st_find(&x->states[s], name);
         if (master)
@@ -92,9 +93,11 @@ static int list_weights(struct exporter *x, struct mt_err *err)
 
 static int open_layout(struct exporter *x, const char *from, struct mt_err *err)
 {
-    int rc = mt_weights_layout(&x->layout, from, false, NULL, err);
+    MT_SEALED_FREED struct mt_sealed sealed = {.json = NULL};
+    int rc = mt_weights_layout(&x->layout, from, false, NULL, err) ?: mt_seal_read(from, &sealed, err);
     if (rc)
         return rc;
+    x->share = mt_sealed_share(&sealed);
     mt_layout_files_begin(&x->out, (struct mt_stored_writer){.l = x->layout, .read = read_master, .ctx = x});
     x->base = (struct mt_stored_reader){.l = x->layout, .st = &x->weights};
     return 0;

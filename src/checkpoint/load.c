@@ -16,6 +16,7 @@
 #include "checkpoint/seal.h"
 #include "hf/safetensors.h"
 #include "model/ranges.h"
+#include "model/stored.h"
 #include "weights/weights.h"
 
 /* --- the newest ----------------------------------------------------------------------------------- */
@@ -221,6 +222,7 @@ struct reader {
     float *buf; /* [piece] */
     size_t piece;
     mt_plane_set *planes;
+    int share;          /* mt_layout.share of the run that saved it */
     const cJSON *named; /* tensors that the checkpoint names instead of holding them */
     const cJSON *found; /* the last of them that was found */
 };
@@ -263,12 +265,13 @@ static int load_part(struct reader *r, const struct mt_state_part *p, struct mt_
     return rc ?: check_sum(r, p->name, err);
 }
 
-static int load_tensor(struct reader *r, const struct mt_tensor *t, struct mt_err *err)
+static int load_tensor(struct reader *r, const struct mt_layout *l, const struct mt_tensor *t, struct mt_err *err)
 {
     struct mt_state_part p;
+    const struct mt_tensor from = mt_stored_as_shared(l, t, r->share);
     int rc = 0;
     for (int k = 0; k < MT_N_PLANES && !rc; k++)
-        if (mt_state_part(&p, r->planes, t, (enum mt_plane_kind)k))
+        if (mt_state_part(&p, r->planes, &from, (enum mt_plane_kind)k))
             rc = load_part(r, &p, err);
     return rc;
 }
@@ -291,7 +294,8 @@ static int load_unit(struct reader *r, const char *dir, const cJSON *files, cons
         n += is_in_state(r, l, &l->tensors[u->first_tensor + i]);
     if (!n)
         return 0;
-    snprintf(name, sizeof(name), "megatrain/state-%05d.safetensors", u->block);
+    snprintf(name, sizeof(name), "megatrain/state-%05d.safetensors",
+             mt_block_of(u->kind, u->layer, l->cfg.n_layers, r->share));
     mt_path_printf(path, sizeof(path), "%s/%s", dir, name);
     r->sums = mt_json_get(mt_json_get(files, name), "tensors");
     r->summed = NULL;
@@ -306,7 +310,7 @@ static int load_unit(struct reader *r, const char *dir, const cJSON *files, cons
     r->st = &st;
     for (size_t i = 0; i < u->n_tensors && !rc; i++)
         if (is_in_state(r, l, &l->tensors[u->first_tensor + i]))
-            rc = load_tensor(r, &l->tensors[u->first_tensor + i], err);
+            rc = load_tensor(r, l, &l->tensors[u->first_tensor + i], err);
     return rc;
 }
 
@@ -319,6 +323,10 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
     MT_SEALED_FREED struct mt_sealed sealed = {.json = NULL};
     int rc = r.buf && r.hash ? mt_seal_read(dir, &sealed, err)
                              : mt_fail_nomem(err, "loading a checkpoint", PIECE * sizeof(float));
+    r.share = rc ? 1 : mt_sealed_share(&sealed);
+    if (!rc && l->share != 1 && l->share != r.share)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s has a set of weights for each group of %d layers, which cannot become groups of "
+                     "%d: set model.share_layers to %d%s", dir, r.share, l->share, r.share, r.share > 1 ? ", or to 1" : "");
     r.named = rc ? NULL : mt_json_get(mt_json_get(sealed.json, "frozen"), "tensors");
     for (size_t u = 0; u < l->n_units && !rc; u++)
         rc = load_unit(&r, dir, mt_json_get(sealed.json, "files"), l, &l->units[u], err);

@@ -49,7 +49,9 @@ bool mt_checkpoint_holds(const struct mt_layout *l, const struct mt_tensor *t)
 uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_desc desc[MT_N_PLANES], bool full,
                              bool named)
 {
-    uint64_t n = 1 << 20;
+    uint64_t n = 1 << 20, copies = 0;
+    for (const struct mt_stored *s = l->stored; s < l->stored + l->n_stored; s++)
+        copies += &l->stored[s->source] != s ? s->n * mt_dtype_size(s->is_f32 ? MT_F32 : MT_BF16) : 0;
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         if (full && named && t->in_base)
@@ -63,7 +65,7 @@ uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_de
             if (has_part(&desc[k], k, t))
                 n += k == MASTER ? t->n * sizeof(float) : mt_tensor_span(t, &desc[k], (enum mt_plane_kind)k).bytes;
     }
-    return n;
+    return n + copies;
 }
 
 bool mt_state_part(struct mt_state_part *out, const mt_plane_set *planes, const struct mt_tensor *t,

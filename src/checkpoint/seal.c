@@ -51,6 +51,11 @@ static int read_seal(const char *path, const char *name, char want[MT_SUM_TEXT],
     return 0;
 }
 
+int mt_sealed_share(const struct mt_sealed *s)
+{
+    return MT_MAX(atoi(mt_json_string(s->json, "share_layers", "1")), 1);
+}
+
 void mt_sealed_finish(struct mt_sealed *s)
 {
     cJSON_Delete(s->json);

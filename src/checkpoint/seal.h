@@ -31,6 +31,8 @@ struct mt_sealed {
     bool full; /* state.json */
 };
 int mt_seal_read(const char *dir, struct mt_sealed *out, struct mt_err *err);
+/** mt_layout.share of the run that wrote it. */
+int mt_sealed_share(const struct mt_sealed *s);
 /** Before the declaration of one, with its first value: it is deleted where its scope ends. */
 #define MT_SEALED_FREED MT_CLOSED_BY(mt_sealed_finish)
 void mt_sealed_finish(struct mt_sealed *s);

@@ -25,7 +25,7 @@ static const struct {
               COUNT(skips_in_row),  COUNT(tokens),          COUNT(loss_tokens),
               HASH(data_hash),      COUNT(steps_per_epoch), COUNT(total_steps),
               COUNT(best_step),     COUNT(bad_evals),       NEWER(rows, false),
-              NEWER(rows_per_epoch, false), NEWER(shares_up, false), NEWER(eval_hash, true),
+              NEWER(rows_per_epoch, false), NEWER(shares_up, false), NEWER(share_layers, false), NEWER(eval_hash, true),
               NEWER(reference_data, true), NEWER(reference_eval, true)};
 #undef COUNT
 #undef HASH

@@ -16,6 +16,7 @@ struct mt_train_state {
     uint64_t rows;            /* of the data in all epochs so far: the data continue here. 0 after steps: an earlier
                                  version did not count them */
     uint64_t rows_per_epoch;
+    uint64_t share_layers;    /* mt_layout.share of its planes; 0: an earlier version, 1 */
     uint64_t shares_up;       /* 1: a share of the steps is rounded up; 0: to the nearest, as an earlier version did */
     uint64_t updates;         /* applied: Adam's t, index of the learning rate */
     uint64_t skips, skips_in_row;

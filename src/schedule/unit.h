@@ -94,7 +94,7 @@ struct mt_unit_shape {
     size_t update_elems;   /* of the planes that updates use: states and gradients of trained parameters */
     bool trainable;
     struct mt_unit_record record[MT_MAX_SEGMENTS];
-    /* the following six are set by mt_flow_describe() */
+    /* the following seven are set by mt_flow_describe() */
     bool shared;         /* a later unit uses its weights, too */
     struct mt_call forward, backward;
     struct mt_call gather; /* replaces forward with mt_program_params.gather; n_uses 0: forward is used */
