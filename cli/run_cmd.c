@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli.h"
@@ -164,6 +165,10 @@ static int prepare(struct run *r, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.generate is of one run on one host: remove it");
     if (!rc && answers)
         rc = cli_answers_open(&r->learner->answers, r->learner->cfg, r->in, err);
+    bool delinks = r->learner->cfg->train.delink_at, unsaved = cli_arg(r->args, "no-save");
+    if (!rc && delinks && (r->cluster || unsaved))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.delink_at %s", unsaved ? "goes on from a checkpoint: remove --no-save"
+                     : "is of a run on one host: go on with --resume and model.share_layers = 1 instead");
     mt_train_phase(&control, "opening the device and choosing placements");
     rc = rc ?: mt_setup_open_all(&r->setup, r->in, r->n, MT_RUN_TRAIN, r->cluster, err)
             ?: mt_setup_memory(&r->setup, &memory, err);
@@ -295,17 +300,22 @@ static int check_operands(const struct cli_args *a, struct mt_err *err)
     return 0;
 }
 
-/* Opens the next phase of train.blocks. Its placement is decided anew; its numerics are those of the run. */
+/* Opens the next phase of train.blocks, or of train.delink_at. Its placement is decided anew; its numerics are those of
+ * the run. */
 static int next_block(struct run *r, struct mt_err *err)
 {
     struct learner *l = r->learner;
     struct mt_config *cfg = NULL;
     struct mt_memory memory;
-    mt_train_phase(&control, "opening the next block");
+    const bool delinks = r->setup.choice.layout->share > 1;
+    mt_train_phase(&control, delinks ? "giving layers weights of their own" : "opening the next block");
     mt_session_finish(&r->session);
     mt_setup_finish(&r->setup);
     free(l->resume);
-    l->resume = NULL;
+    l->resume = delinks ? strdup(MT_PATH("%s/checkpoint-%llu", l->out.dir, (unsigned long long)l->state.step)) : NULL;
+    if (delinks)
+        mt_info("step %llu: each layer goes on with its group's weights and optimizer states as its own (train.delink_at)",
+                (unsigned long long)l->state.step);
     struct mt_resumed resumed = learner_resumed(l);
     int rc = mt_config_copy(&cfg, l->cfg, "chosen", err);
     if (!rc && strcmp(l->out.dir, cfg->checkpoint.dir))

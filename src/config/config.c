@@ -149,6 +149,20 @@ static const char *against_merging(const struct mt_config *c)
     return NULL;
 }
 
+/* Why layers cannot share weights; NULL: they can. */
+static const char *against_sharing(const struct mt_config *c)
+{
+    if (c->model.init != MT_INIT_RANDOM)
+        return "the model's layers have weights of their own: set model.init = random to train from scratch, or remove the key";
+    if (c->adapter.kind != MT_ADAPTER_NONE)
+        return "adapters (adapter.kind) are of a model that is trained already: remove one of the two";
+    if (c->model.base_dtype)
+        return "model.base_dtype packs what is frozen of a model that is trained already: remove one of the two";
+    if (c->train.delink_at && c->checkpoint.save != MT_SAVE_FULL)
+        return "train.delink_at goes on from a checkpoint with the training state: set checkpoint.save = full";
+    return NULL;
+}
+
 bool mt_config_may_train_blocks(const struct mt_config *c)
 {
     return !against_blocks(c);
@@ -194,6 +208,10 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
     if (!rc && merging)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: adapter.merge_every = %lld: %s", path, (long long)c->adapter.merge_every,
                      merging);
+    const char *sharing = c->model.share_layers > 1 ? against_sharing(c) : NULL;
+    if (!rc && sharing)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: model.share_layers = %lld: %s", path,
+                     (long long)c->model.share_layers, sharing);
     bool disk = c->placement.states == MT_STATES_DISK || c->placement.activations == MT_ACT_DISK;
     if (!rc && disk && !c->memory.nvme_paths.n)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
@@ -262,6 +280,9 @@ static int check_effects(const struct mt_config *c, const char *path, struct mt_
     if (key)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: adapter.%s is set, but adapter.kind = none trains the model itself: set "
                        "adapter.kind to lora or dora, or remove the key", path, key);
+    if (c->train.delink_at && c->model.share_layers == 1)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: train.delink_at is set, but model.share_layers = 1 gives each layer its own "
+                       "weights from the start: remove the key", path);
     if (c->eval.sets.n && !c->data.eval[0])
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: eval.sets are evaluated beside data.eval: set that, too", path);
     if (c->eval.early_stop_patience && (!c->data.eval[0] || !c->eval.every))
@@ -418,7 +439,7 @@ static int on_earlier_key(void *ctx, const char *file, int line, const char *sec
         return 0;
     }
     int rc = on_key(e->cfg, file, line, section, name, value, &why);
-    bool matters = key->role == MT_NUMERICS || key->role == MT_LENGTH || key->role == MT_HELD_OUT;
+    bool matters = key->role <= MT_LENGTH;
     if (rc && !matters) {
         ignore_key(e, section, name, value, "this version does not accept the value");
         return 0;
@@ -458,10 +479,12 @@ static bool holds_out(const char *value)
     return *value && (mt_parse_count(value, &count) || mt_parse_percent(value, &share));
 }
 
-/* Whether one value or the other may change what is trained. */
-static bool is_numeric(enum mt_key_role role, const char *then, const char *now)
+/* Whether a resume must not have the other value, but for a longer run. */
+static bool is_numeric(const struct mt_key *key, const char *then, const char *now)
 {
-    return role == MT_NUMERICS || role == MT_LENGTH || (role == MT_HELD_OUT && (holds_out(then) || holds_out(now)));
+    return key->role == MT_NUMERICS || key->role == MT_LENGTH ||
+           (key->role == MT_RELEASED && strcmp(now, key->def) != 0) ||
+           (key->role == MT_HELD_OUT && (holds_out(then) || holds_out(now)));
 }
 
 int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct mt_str *diff,
@@ -479,7 +502,7 @@ int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct 
         int same = has_same_value(earlier, &settled, k, &then, &now);
         if (same < 0) {
             rc = mt_fail_nomem(err, "the configuration", then.len);
-        } else if (!same && is_numeric(k->role, then.p, now.p)) {
+        } else if (!same && is_numeric(k, then.p, now.p)) {
             bool grows = k->role == MT_LENGTH && strtod(now.p, NULL) > strtod(then.p, NULL);
             mt_str_printf(grows ? grown : diff, "  %s.%s: %s -> %s\n", k->section, k->name, then.p, now.p);
         }

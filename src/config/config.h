@@ -74,6 +74,7 @@ struct mt_config {
         enum mt_cfg_init init;
         enum mt_packed base_dtype; /* MT_PACKED_NONE: auto */
         struct mt_cfg_list freeze;
+        int64_t share_layers;
     } model;
     struct {
         enum mt_cfg_adapter kind;
@@ -117,6 +118,7 @@ struct mt_config {
         int64_t max_skips;
         char *blocks; /* "off", "layers" or a number: config/blocks.h */
         int64_t block_steps;
+        int64_t delink_at; /* a step; 0: none */
         enum mt_cfg_block_order block_order;
         struct mt_cfg_list blocks_always;
     } train;

@@ -103,6 +103,7 @@ void mt_config_write_template(struct mt_str *out, const char *model_path)
 
 static const char *const roles[] = {
     [MT_NUMERICS] = "numerics: it may change results, so a resumed run refuses another value, and keeps what auto became",
+    [MT_RELEASED] = "numerics: it may change results, so a resumed run refuses another value, but for the default",
     [MT_LENGTH] = "length: a resumed run may have a larger value",
     [MT_PLACEMENT] = "placement: it never changes a bit of the result; a resumed run may have another value",
     [MT_MACHINE] = "this machine: what placement may use of it; it never changes a bit of the result",

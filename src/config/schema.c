@@ -29,6 +29,11 @@ static const struct mt_key keys[] = {
      "auto: as they are in the model's files."},
     {"model", "freeze", MT_NUMERICS, MT_KEY_LIST, AT(model.freeze), "", NULL, ANY, NULL,
      "Globs of tensors that are not trained, such as model.embed_tokens.*"},
+    {"model", "share_layers", MT_RELEASED, MT_KEY_COUNT, AT(model.share_layers), "1", NULL, 1, 1e4, NULL,
+     "From a random start, so many neighbouring layers have the same weights (fewer at the end, if they do not divide): 36 layers "
+     "in groups of 4 have 9 sets of weights, gradients and optimizer states, in memory, over the link and in checkpoints. Layers "
+     "of a group have equal parts and shapes; windows and rotary embeddings may differ. Models that are saved or exported have "
+     "all layers. A run that goes on with 1 gives each layer its group's weights and states (Pseudo-to-Real)."},
 
     {"adapter", "kind", MT_NUMERICS, MT_KEY_CHOICE, AT(adapter.kind), "none", "none|lora|dora", ANY, NULL,
      "Train low-rank adapters on a frozen model (LoRA, or DoRA: with trained lengths of its rows), or the model itself. "
@@ -155,6 +160,9 @@ static const struct mt_key keys[] = {
     {"train", "blocks_always", MT_NUMERICS, MT_KEY_LIST, AT(train.blocks_always), "", NULL, ANY, NULL,
      "Globs of tensors that are trained with every block, such as model.embed_tokens.*, lm_head.* (LISA). Else embedding, head and "
      "last norm stay as they are."},
+    {"train", "delink_at", MT_RELEASED, MT_KEY_COUNT, AT(train.delink_at), "0", NULL, 0, 1e15, NULL,
+     "With model.share_layers: the step after which the run goes on as with 1, which needs the memory that a plan with 1 shows. "
+     "It saves a checkpoint there, and goes on from it. 0: never."},
     {"train", "seed", MT_NUMERICS, MT_KEY_COUNT, AT(train.seed), "42", NULL, 0, 9e15, NULL,
      "Seed of all random numbers."},
     {"train", "max_skips", MT_NUMERICS, MT_KEY_COUNT, AT(train.max_skips), "5", NULL, 1, 1e9, NULL,

@@ -34,6 +34,7 @@ enum mt_key_role {
     MT_NUMERICS,  /* may change bits: a resume refuses another value, and takes the checkpoint's for auto. A new key
                      must default to what versions without it did */
     MT_HELD_OUT,  /* numerics as a number or a share of the training's samples; else output: another file may be named */
+    MT_RELEASED,  /* numerics, but a resume may set the default */
     MT_LENGTH,    /* numerics, but a resume may make the run longer */
     MT_PLACEMENT, /* where things are: may change; what auto became is written back */
     MT_MACHINE,   /* what placement may use of the machine: may change; not written back, since machines differ */

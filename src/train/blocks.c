@@ -16,6 +16,8 @@ uint64_t mt_blocks_end_of(const struct mt_inputs *in, const struct mt_train_stat
 {
     struct mt_blocks b;
     uint64_t merge_every = (uint64_t)in->cfg->adapter.merge_every;
+    if (in->layout->share > 1)
+        return (uint64_t)in->cfg->train.delink_at;
     if (merge_every)
         return (st->blocks.phase + 1) * merge_every;
     int rc = mt_blocks_init(&b, in->cfg, in->hf.n_layers, NULL);

@@ -106,7 +106,7 @@ static int count_skip(struct mt_loop *l, const struct mt_step_result *r, struct 
     l->st->skips_in_row++;
     char what[64] = "skipped";
     if (!r->skipped)
-        snprintf(what, sizeof(what), "skipped %zu of %d blocks", r->n_skipped, (int)l->setup->choice.layout->cfg.n_layers + 2);
+        snprintf(what, sizeof(what), "skipped %zu of %d blocks", r->n_skipped, l->setup->choice.layout->units[l->setup->choice.layout->n_units - 1].block + 1);
     mt_warn("step %llu %s: %s of %s %s not finite (%llu in a row, %llu in all)", (unsigned long long)l->st->step, what,
             r->bad_router ? "logits" : "the gradient", r->bad_tensor, r->bad_router ? "are" : "is",
             (unsigned long long)l->st->skips_in_row, (unsigned long long)l->st->skips);

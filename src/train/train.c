@@ -94,11 +94,16 @@ static bool is_stopped(const struct mt_loop *l, enum mt_train_end *why)
     return true;
 }
 
+/* Layers that have shared their weights go on from a checkpoint, each with its own. */
 static int finish_block(struct mt_loop *l, struct mt_err *err)
 {
-    int rc = mt_saves_end_block(&l->saves, err);
+    bool shared = l->setup->choice.layout->share > 1;
+    if (shared && mt_train_is_stopped(l->p->control, l->p->learner))
+        return -ECANCELED;
+    int rc = shared ? mt_saves_final(&l->saves, true, l->in->cfg->checkpoint.save_deadline, err) : 0;
+    rc = rc ?: mt_saves_end_block(&l->saves, err);
     l->sound = !rc;
-    return rc ?: mt_blocks_finish(l->p, err);
+    return rc || shared ? rc : mt_blocks_finish(l->p, err);
 }
 
 /* After the last save. What it finds is added to that; cut short, it leaves it to a run that resumes there. */
@@ -416,7 +421,8 @@ static int open_loop(struct mt_loop *l, const struct mt_train_params *p, struct 
     *l = (struct mt_loop){.p = p, .s = p->session, .setup = setup, .in = &setup->in[p->learner], .st = p->state};
     mt_saves_init(&l->saves, p);
     l->first_step = p->first_step;
-    p->state->blocks.on = p->block_end > 0;
+    p->state->share_layers = (uint64_t)setup->choice.layout->share;
+    p->state->blocks.on = p->block_end > 0 && setup->choice.layout->share == 1;
     mt_best_begin(p->state, l->in->cfg->eval.best_by, mt_inputs_eval_hash(l->in));
     l->evaluated = p->state->eval_step == p->state->step && p->state->step;
     p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l->in->sampler);
