@@ -22,8 +22,7 @@ template <int N> MT_DEVICE void drop(const keys &s, uint32_t row, size_t column,
     for (int i = 0; i < N; i += STEP) {
         uint4 r = philox(s.k0, s.k1, make_uint4(static_cast<uint32_t>((column + i) / 4), row, s.c2, s.c3));
         for (int k = 0; k < STEP; k++) {
-            size_t which = N == 1 ? column % 4 : k;
-            uint32_t word = which == 0 ? r.x : which == 1 ? r.y : which == 2 ? r.z : r.w;
+            uint32_t word = word_of(r, static_cast<unsigned>(N == 1 ? column % 4 : k));
             x[i + k] = word >= s.drop ? x[i + k] * s.scale : 0.0f;
         }
     }

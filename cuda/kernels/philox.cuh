@@ -18,3 +18,9 @@ static __device__ __forceinline__ uint4 philox(uint32_t k0, uint32_t k1, uint4 c
     }
     return c;
 }
+
+/* Word k of 4, of a block that stays in registers. */
+static __device__ __forceinline__ uint32_t word_of(uint4 r, unsigned k)
+{
+    return k == 0 ? r.x : k == 1 ? r.y : k == 2 ? r.z : r.w;
+}

@@ -8,6 +8,7 @@
 
 #include "base/dtype.h"
 #include "base/mem.h"
+#include "base/noise.h"
 
 /**
  * Operations by which an optimizer makes a direction of an FP32 gradient while all of it is on the device. The rules
@@ -203,6 +204,21 @@ struct mt_unit_rows {
     float *to;         /* [rows, cols] */
 };
 
+/**
+ * Perturbed weights of a tensor: y = x + scale z, z by base/noise.h; a product and a sum in f32, then rounded to `dtype`.
+ * x may be y.
+ */
+struct mt_perturb {
+    size_t n;
+    enum mt_dtype dtype;
+    float scale; /* 0: y = x */
+    uint32_t limit; /* of mt_noise_takes(): y = x where it is false */
+    enum mt_noise_kind kind;
+    uint64_t seed, stream, sample;
+    const void *x; /* [n] */
+    void *y;       /* [n] */
+};
+
 /** Their rows of the table. */
 #define MT_DEVICE_OPS_DIRECT(X)                                                                    \
     X(ADAFACTOR, adafactor, struct mt_adafactor)                                                   \
@@ -212,4 +228,5 @@ struct mt_unit_rows {
     X(APOLLO, apollo, struct mt_apollo)                                                            \
     X(EIGEN, eigen, struct mt_eigen)                                                               \
     X(LOW_ADAM, low_adam, struct mt_low_adam)                                                      \
-    X(UNIT_ROWS, unit_rows, struct mt_unit_rows)
+    X(UNIT_ROWS, unit_rows, struct mt_unit_rows)                                                   \
+    X(PERTURB, perturb, struct mt_perturb)
