@@ -66,8 +66,10 @@ static void device_bytes(const struct mt_program_params *p, int lane, size_t byt
     memset(bytes, 0, MT_N_POOLS * sizeof(bytes[0]));
     for (size_t u = 0; u < p->n_units; u++) {
         bool back = train && is_back_on(p, u, lane);
-        if (is_on(p, u, lane))
+        if (is_on(p, u, lane)) {
+            hold_values(p, bytes, mt_perturb_call(p, u));
             hold_values(p, bytes, mt_forward_call(p, u));
+        }
         if (back)
             hold_values(p, bytes, &p->units[u].backward);
         if ((back || is_on(p, u, lane)) && train && p->cast && p->units[u].trainable)
@@ -150,8 +152,10 @@ static void least_buffers(const struct mt_program_params *p, int lane, const siz
     for (int i = 0; i < MT_N_POOLS; i++)
         n[i] = bytes[i] && !all_stay(p, lane, i) ? mt_pools[i].least : 0;
     for (size_t u = 0; u < p->n_units; u++) {
-        if (is_on(p, u, lane))
+        if (is_on(p, u, lane)) {
+            need_for_call(p, mt_perturb_call(p, u), n);
             need_for_call(p, mt_forward_call(p, u), n);
+        }
         if (is_back_on(p, u, lane))
             need_for_call(p, &p->units[u].backward, n);
     }
@@ -184,8 +188,10 @@ static struct span *find_spans(const struct mt_program_params *p, int lane)
 {
     struct span *s = mt_calloc(p->n_values, sizeof(*s));
     for (size_t u = 0; s && u < p->n_units; u++)
-        if (is_on(p, u, lane))
+        if (is_on(p, u, lane)) {
+            extend_spans(p, s, mt_perturb_call(p, u), 1 + u);
             extend_spans(p, s, mt_forward_call(p, u), 1 + u);
+        }
     for (size_t u = p->n_units; s && p->mode == MT_MODE_TRAIN && u-- > 0;)
         if (is_back_on(p, u, lane))
             extend_spans(p, s, &p->units[u].backward, 2 * p->n_units - u);
@@ -262,6 +268,7 @@ static void most_buffers(const struct mt_program_params *p, int lane, const size
     size_t most[MT_N_POOLS] = {0};
     count_live(p, lane, most);
     count_units(p, lane, MT_OBJ_WEIGHTS, false, most);
+    most[MT_POOL_WEIGHTS] += p->mode == MT_MODE_ZEROTH; /* one unit's are perturbed at a time */
     count_units(p, lane, MT_OBJ_GRAD, true, most);
     for (int i = 0; i < MT_N_CLASSES; i++)
         most[mt_kinds[MT_OBJ_GRAD].pool[i]] += (size_t)mt_program_levels(p);

@@ -360,12 +360,16 @@ static void list_call(struct writer *w, struct mt_turns *t, size_t unit, const s
         w->failed = true;
 }
 
-/* The operation for all micro-batches, or groups; before the head's of a row's first chunk, the losses of all. */
-static void list_pass(struct writer *w, struct mt_turns *t, size_t unit, const struct mt_call *c)
+/* The operation for all micro-batches, or groups. `first`: another, before those of each group. Before the head's of a
+ * row's first chunk, the losses of all. */
+static void list_pass(struct writer *w, struct mt_turns *t, size_t unit, const struct mt_call *first,
+                      const struct mt_call *c)
 {
     const struct mt_program_params *p = w->p;
     bool losses = c->op == MT_OP_HEAD && p->weighs_rows && p->mode == MT_MODE_TRAIN;
     for (size_t mb = 0; c->n_uses && mb < p->n_micro; mb = mt_call_next(p, c, mb)) {
+        if (first && first->n_uses && mb == mt_group_first(p->groups, mt_group_of(p->groups, mb)))
+            list_call(w, t, unit, first, mb);
         for (size_t k = 0; losses && !(mb % p->chunks) && k < p->chunks; k++)
             list_call(w, t, unit, &p->units[unit].losses, mb + k);
         list_call(w, t, unit, c, micro_at(p, c, c == &p->units[unit].backward, mb));
@@ -377,9 +381,9 @@ static void list_turns(struct writer *w, struct mt_turns *t)
 {
     const struct mt_program_params *p = w->p;
     for (size_t u = mt_program_gathers(p); u < p->n_units; u++)
-        list_pass(w, t, u, mt_forward_call(p, u));
+        list_pass(w, t, u, mt_perturb_call(p, u), mt_forward_call(p, u));
     for (size_t u = p->n_units; p->mode == MT_MODE_TRAIN && u-- > first_trained(p);)
-        list_pass(w, t, u, &p->units[u].backward);
+        list_pass(w, t, u, NULL, &p->units[u].backward);
 }
 
 static bool is_backward(const struct mt_program_params *p, const struct mt_turn *t)
@@ -565,7 +569,7 @@ static void write_updates(struct writer *w)
 {
     const struct mt_program_params *p = w->p;
     bool gathers = mt_program_gathers(p), forward = p->mode != MT_MODE_UPDATE;
-    bool updates = p->mode == MT_MODE_TRAIN || !forward;
+    bool updates = p->mode == MT_MODE_TRAIN || p->mode == MT_MODE_ZEROTH || !forward;
     if (gathers && forward)
         write_gathers(w, 0, 1);
     for (size_t u = gathers; u < p->n_units; u++) {

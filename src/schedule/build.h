@@ -44,5 +44,7 @@ int mt_program_prune_waits(struct mt_program *p, struct mt_err *err);
 
 /** The unit's operation in the forward pass of the mode; n_uses is 0 if it has none. */
 const struct mt_call *mt_forward_call(const struct mt_program_params *p, size_t unit);
+/** What makes its weights for the forward pass of a group; n_uses is 0 if they are as loaded. */
+const struct mt_call *mt_perturb_call(const struct mt_program_params *p, size_t unit);
 /** An instruction without waits and operands, on the opcode's queue. */
 struct mt_instr mt_instr_make(enum mt_opcode op, size_t unit, size_t mb);

@@ -234,6 +234,26 @@ static void mark_lists(struct mt_unit_shape *s)
     s->follows_lists = once && p->forward == MT_READ;
 }
 
+/* Weights that forward reads and that have trained ones among them, or alone in a buffer of adapters, are replaced by
+ * perturbed ones: for each unit that reads them, and of each group. */
+static void describe_perturbed(struct flow *d, size_t u)
+{
+    struct mt_unit_shape *s = &d->units[u];
+    s->perturb = (struct mt_call){.op = MT_OP_PERTURB, .scope = MT_SCOPE_GROUP};
+    s->perturbed = s->forward;
+    for (struct mt_use *k = s->perturbed.use; k < s->perturbed.use + s->perturbed.n_uses; k++) {
+        const struct mt_value *v = &d->values[k->value];
+        const struct mt_unit_shape *of = &d->units[v->unit];
+        bool adapters = v->kind == MT_OBJ_ADAPTERS, weights = v->kind == MT_OBJ_WEIGHTS && !of->adapter_bytes;
+        enum mt_role role = adapters ? MT_ROLE_PERTURBED_ADAPTERS : MT_ROLE_PERTURBED;
+        if (!of->trainable || !(adapters || weights))
+            continue;
+        use(&s->perturb, (enum mt_role)k->role, k->value, MT_READ);
+        k->value = add_value(d, role, (size_t)v->unit, v->bytes);
+        use(&s->perturb, role, k->value, MT_WRITE);
+    }
+}
+
 static void describe_unit(struct flow *d, size_t u)
 {
     struct mt_unit_shape *s = &d->units[u];
@@ -285,5 +305,8 @@ size_t mt_flow_describe(struct mt_unit_shape *units, size_t n_units, size_t grad
     describe_gather(&units[0]);
     describe_losses(head);
     head->forward.op = MT_OP_HEAD; /* it computes the gradients too: logits are too large to keep */
+    for (size_t u = 0; u < n_units; u++)
+        if (units[u].perturbs)
+            describe_perturbed(&d, u);
     return d.n_values;
 }

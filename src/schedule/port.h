@@ -47,6 +47,8 @@ enum mt_reach {
     ROW(CAST, CAST, STEP, UNIT)            /* gradient of the unit as cast */                                          \
     ROW(MOMENTS, MOMENTS, STEP, UNIT)      /* optimizer states by which its gradient becomes a direction */            \
     ROW(ADAPTERS, ADAPTERS, RUN, UNIT)     /* the unit's adapters, if they are not among its weights */                \
+    ROW(PERTURBED, PERTURBED, GROUP, UNIT) /* WEIGHTS, or TABLE, with noise */                                         \
+    ROW(PERTURBED_ADAPTERS, PERTURBED_ADAPTERS, GROUP, UNIT)                                                           \
     ROW(CACHE, CACHE, STEP, UNIT)          /* keys and values of sequences that generation goes on with */             \
     ROW(RECORD_0, RECORD, MICROBATCH, UNIT)  /* segments of the unit's record, in their order */                       \
     ROW(RECORD_1, RECORD, MICROBATCH, UNIT)                                                                            \

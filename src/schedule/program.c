@@ -52,7 +52,13 @@ const struct mt_call *mt_forward_call(const struct mt_program_params *p, size_t 
     const struct mt_unit_shape *u = &p->units[unit];
     if (u->gather.n_uses && mt_program_gathers(p))
         return &u->gather;
-    return &u->forward;
+    return p->mode == MT_MODE_ZEROTH && u->perturbs ? &u->perturbed : &u->forward;
+}
+
+const struct mt_call *mt_perturb_call(const struct mt_program_params *p, size_t unit)
+{
+    static const struct mt_call none = {.n_uses = 0};
+    return p->mode == MT_MODE_ZEROTH && p->units[unit].perturbs ? &p->units[unit].perturb : &none;
 }
 
 void mt_program_finish(struct mt_program *p)

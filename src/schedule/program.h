@@ -98,8 +98,9 @@ struct mt_program {
 
 void mt_program_finish(struct mt_program *p);
 
-/** LOGITS: evaluation of few rows. UPDATE: only the pending update. */
-enum mt_program_mode { MT_MODE_TRAIN, MT_MODE_EVAL, MT_MODE_LOGITS, MT_MODE_UPDATE };
+/** ZEROTH: the pending update, and forward alone, each group with perturbed weights of its own. LOGITS: evaluation of
+ * few rows. UPDATE: only the pending update. */
+enum mt_program_mode { MT_MODE_TRAIN, MT_MODE_ZEROTH, MT_MODE_EVAL, MT_MODE_LOGITS, MT_MODE_UPDATE };
 
 struct mt_program_params {
     enum mt_program_mode mode;

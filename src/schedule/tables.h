@@ -137,6 +137,8 @@ const char *mt_disk_use_name(enum mt_disk_use use);
 enum mt_object_kind {
     MT_OBJ_WEIGHTS,  /* of a unit */
     MT_OBJ_ADAPTERS, /* of a unit: those of its weights that have a buffer of their own */
+    MT_OBJ_PERTURBED, /* the same weights with noise added, of a group */
+    MT_OBJ_PERTURBED_ADAPTERS,
     MT_OBJ_BOUNDARY, /* x[unit][mb], input of a unit */
     MT_OBJ_DX,       /* gradient of a boundary, one per micro-batch, updated in place */
     MT_OBJ_RECORD,   /* a segment of the activation record of (unit, mb) */
@@ -187,6 +189,7 @@ enum mt_opcode {
     MT_OP_JOIN,       /* hi and lo of loaded weights to f32 */
     MT_OP_ZERO,       /* object := 0 */
     MT_OP_POISON,     /* dead buffer := NaN pattern */
+    MT_OP_PERTURB,    /* w, ... -> the same with noise added, of a group; operands in pairs */
     MT_OP_EMBED,      /* w -> x */
     MT_OP_FORWARD,    /* w, x -> y (, record) */
     MT_OP_LOSSES,     /* w, table, x -> loss, for HEAD to weigh rows by */

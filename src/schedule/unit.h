@@ -94,9 +94,11 @@ struct mt_unit_shape {
     size_t update_elems;   /* of the planes that updates use: states and gradients of trained parameters */
     bool trainable;
     struct mt_unit_record record[MT_MAX_SEGMENTS];
-    /* the following seven are set by mt_flow_describe() */
+    bool perturbs;       /* steps of MT_MODE_ZEROTH run its forward with perturbed weights, of what is trained */
+    /* the following nine are set by mt_flow_describe() */
     bool shared;         /* a later unit uses its weights, too */
     struct mt_call forward, backward;
+    struct mt_call perturb, perturbed; /* with `perturbs`: makes such weights of a group; and forward with them */
     struct mt_call gather; /* replaces forward with mt_program_params.gather; n_uses 0: forward is used */
     struct mt_call losses; /* of the head, before it with mt_program_params.weighs_rows */
     bool makes_lists;    /* it decides which experts have rows */
@@ -115,7 +117,7 @@ struct mt_unit_shape {
 /** Upper bound of the number of values. */
 static inline size_t mt_flow_max_values(size_t n_units)
 {
-    return (MT_MAX_PORTS + MT_MAX_SEGMENTS + 4) * n_units;
+    return (MT_MAX_PORTS + MT_MAX_SEGMENTS + 6) * n_units;
 }
 /**
  * Sets the operations of a model's units from their ports and sizes, and `values`; returns the number of values. The
