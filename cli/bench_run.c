@@ -122,7 +122,8 @@ static void take_prediction(struct mt_sweep_prediction *p, const struct plan_vie
     p->device_bytes = (double)c->engine.device_bytes;
     p->host_bytes = (double)c->host_bytes;
     p->tokens = (double)(r->numerics.rows_per_step * r->numerics.seq_len);
-    p->model_flops = p->tokens * mt_layout_flops_per_token(v->layout, (size_t)r->numerics.seq_len);
+    p->model_flops = p->tokens * mt_layout_flops_per_token(v->layout, (size_t)r->numerics.seq_len) *
+                     mt_optimizer_flops_share(&r->numerics);
     p->peak_flops = 1e12 * rate[mt_machine_peak(&r->numerics)].value;
     for (int i = 0; i < MT_SIM_N_PHASES; i++)
         snprintf(p->bound[i], sizeof(p->bound[i]), "%s", mt_sim_resource_name(c->sim.bound[i]));

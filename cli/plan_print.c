@@ -35,7 +35,8 @@ static struct figures figure(const struct plan_view *v)
     struct figures f = {.tokens = (double)(r->numerics.rows_per_step * r->numerics.seq_len)};
     double s = v->choice.sim.seconds, gpus = v->machine.cpu ? 1 : lanes_of(v); /* on the cpu device they share cores */
     f.tok_s = f.tokens / s;
-    f.model_flops = f.tokens * mt_layout_flops_per_token(v->layout, (size_t)r->numerics.seq_len) / (r->train ? 1 : 3);
+    f.model_flops = f.tokens * mt_layout_flops_per_token(v->layout, (size_t)r->numerics.seq_len) *
+                    (r->train ? mt_optimizer_flops_share(&r->numerics) : 1.0 / 3);
     f.tflops = f.model_flops / s * 1e-12;
     f.peak = rate[mt_machine_peak(&r->numerics)].value * gpus;
     f.run_tokens = plan_run_tokens(v) > 0 ? plan_run_tokens(v) : 1e9;

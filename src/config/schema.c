@@ -271,14 +271,13 @@ static const struct mt_key keys[] = {
     {"distill", "sft", MT_NUMERICS, MT_KEY_REAL, AT(numerics.objective_keys.share), "0", NULL, 0, 1, NULL,
      "Share of the data's own tokens: (1 - sft) times the divergence, and sft times the token loss."},
 
-    {"optimizer", "type", MT_NUMERICS, MT_KEY_WORD, AT(optimizer.type), "adamw", mt_optimizer_types + 1, ANY, "mezo",
+    {"optimizer", "type", MT_NUMERICS, MT_KEY_WORD, AT(optimizer.type), "adamw", mt_optimizer_types + 1, ANY, NULL,
      "adamw: w -= lr wd w + lr m / (sqrt(v) + eps), bias-corrected, decay decoupled. lion: steps of the sign of a mean of "
      "gradients, one state; wants a rate 3 to 10 times smaller. sgd: steps of the gradient, without a state or with momentum. adafactor: "
      "second moments of rows and columns, steps of a size relative to the weights' (rates of 1e-3 to 1e-2). muon: orthogonal steps of matrices, AdamW for all else, at AdamW's rates; for "
      "pre-training and models that were trained with it. apollo: the gradients of matrices, scaled by channels as Adam would scale a "
-     "projection of them; AdamW for all else. galore: Adam of the matrices' gradients in a space of their singular vectors; AdamW for all else. These four need train.grad_clip = 0.",
-     "it takes 10 to 100 times the steps. As few bytes, with gradients: optimizer.type = sgd, optimizer.master = bf16, "
-     "memory.update = backward; or train.blocks = layers; or adapter.kind = lora, model.base_dtype = nf4"},
+     "projection of them; AdamW for all else. galore: Adam of the matrices' gradients in a space of their singular vectors; AdamW for all else. These four need train.grad_clip = 0. "
+     "mezo: steps along random noise, by losses alone ([mezo]); 10 to 100 times as many steps."},
     {"optimizer", "matrices", MT_NUMERICS, MT_KEY_LIST, AT(optimizer.matrices), "", NULL, ANY, NULL,
      "Globs of the tensors whose steps muon makes orthogonal, apollo scales, or galore projects; the others have AdamW. Empty: the matrices of layers, each "
      "expert's by itself, without routers."},
@@ -298,6 +297,19 @@ static const struct mt_key keys[] = {
      "takes 2 and rounds up or down by chance (by train.seed, update, tensor and element). Both need model.dtype = bf16."},
     {"optimizer", "grad_dtype", MT_NUMERICS, MT_KEY_DTYPE, AT(numerics.grad_dtype), "auto", "auto|bf16|f32", ANY,
      NULL, "Dtype of gradients on their way to the host; auto is the compute dtype."},
+
+    {"mezo", "eps", MT_NUMERICS, MT_KEY_REAL, AT(numerics.mezo.eps), "1e-3", NULL, 1e-9, 1, NULL,
+     "optimizer.type = mezo: a step computes the losses of w + eps z and w - eps z, z noise of variance 1, and is w -= lr ((difference) / "
+     "(2 eps) z + weight_decay w). Nothing else is kept: no gradients, records or states."},
+    {"mezo", "samples", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.mezo.samples), "1", NULL, 1, MT_MAX_SAMPLES, NULL,
+     "Noises of a step, whose steps' mean is taken. Each costs two forward passes; weights are loaded once for all."},
+    {"mezo", "layers", MT_NUMERICS, MT_KEY_REAL, AT(numerics.mezo.layers), "1", NULL, 1e-6, 1, NULL,
+     "Share of the layers that are perturbed and updated in a step, drawn anew for each (LeZO); the embedding and the head always are."},
+    {"mezo", "small", MT_NUMERICS, MT_KEY_REAL, AT(numerics.mezo.small), "1", NULL, 1e-6, 1, NULL,
+     "Share of each tensor's weights, the smallest, that are perturbed and follow the losses (Sparse-MeZO): those whose size is at most "
+     "what this share had when the run began. Weight decay is of all."},
+    {"mezo", "noise", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.mezo.noise), "normal", MT_NOISE_NAMES, ANY, NULL,
+     "Distribution of z. Signs take fewer random numbers: updates on the host take less time."},
 
     {"memory", "device_budget", MT_MACHINE, MT_KEY_SIZE, AT(placement.device_budget), "auto", NULL, ANY, NULL,
      "Device memory to use, such as 20GiB; auto: a GPU's free memory less 1 GiB or 4% (1.5 GiB with a display); on the "

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include <string.h>
+
 #include "device/device.h"
 #include "model/model.h"
 #include "model/ranges.h"
@@ -8,6 +10,25 @@
 #include "store/disk.h"
 #include "store/files/file_weights.h"
 #include "store/planes.h"
+
+/** The step whose noise weights are perturbed by. */
+struct mt_perturbing {
+    const struct mt_numerics *numerics;
+    uint64_t step;
+};
+
+/** Of a tensor's weights, of mt_noise_takes(). */
+static inline uint32_t mt_noise_limit(const struct mt_numerics *n, const mt_plane_set *planes,
+                                      const struct mt_tensor *t)
+{
+    const enum mt_plane_kind k = MT_PLANE_STATE;
+    float limit;
+    if (n->optimizer->n_states == 0)
+        return MT_NOISE_ALL;
+    size_t at = mt_tensor_span(t, mt_plane_desc_of(planes, k), k).at;
+    memcpy(&limit, (const char *)mt_plane(planes, t->unit, k) + at, sizeof(limit));
+    return mt_f32_to_bf16(limit);
+}
 
 /** What a program's objects and opcodes refer to: the device, the model, buffers and planes. */
 struct mt_binding {
@@ -24,6 +45,7 @@ struct mt_binding {
     void **buffers[MT_N_POOLS];
     char *spill;
     const struct mt_batch *batch; /* of a run with a cache: its micro-batch */
+    const struct mt_perturbing *perturbing; /* of a zeroth-order optimizer's step; borrowed */
 };
 
 /* exec_ops.c: submits one instruction of a device queue. */

@@ -38,7 +38,7 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
     mt_plane_descs(desc, p->train ? p->numerics.optimizer : NULL, p->layout->master,
                    p->numerics.grad_dtype);
     plan->program = (struct mt_program_params){
-        .mode = p->train ? MT_MODE_TRAIN : MT_MODE_EVAL,
+        .mode = mt_engine_mode(p),
         .units = plan->units,
         .n_units = p->layout->n_units,
         .values = plan->values,
@@ -438,7 +438,8 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .used_rows = p->train && !p->layout->tied && gathers(p),
         .expert_streams = (int)p->placement.expert_streams,
         .expert_sums = mt_groups_n(mt_engine_groups(p)) > 1 ? 0 : (int)p->placement.expert_sums,
-        .backward = p->train,
+        .backward = p->train && !mt_engine_variants(p),
+        .groups_of_step = mt_engine_variants(p) > 0,
         .poison = p->placement.poison,
     };
     if (p->train)
@@ -448,7 +449,7 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
 
 bool mt_engine_may_update_under_backward(const struct mt_engine_params *p)
 {
-    bool may = p->train && mt_clips_by_block(&p->numerics);
+    bool may = p->train && mt_clips_by_block(&p->numerics) && !mt_engine_variants(p);
     for (size_t i = 0; i < p->n_learners; i++)
         may &= mt_clips_by_block(&p->learner[i]);
     return may;

@@ -120,6 +120,47 @@ static void decide_blocks(mt_engine *e, size_t learner, struct mt_step_result *r
     res->skipped = res->n_skipped == n;
 }
 
+/* Measures the step, and the slope of its loss along each sample's noise: the mean of all is the step's. */
+static struct mt_along measure_along(mt_engine *e, struct mt_learner *l, const struct mt_step_data *data,
+                                     struct mt_step_result *res)
+{
+    const struct mt_mezo_keys *keys = &l->numerics.mezo;
+    struct mt_along along = {.kind = keys->noise, .seed = l->numerics.seed, .n = (size_t)keys->samples};
+    double loss[2], squares = 0;
+    for (size_t i = 0; i < 2 * along.n; i++, l->first_micro += data->n) {
+        struct mt_measure own[MT_MAX_MEASURES] = {{0}};
+        mt_engine_measure(e, l, data, own);
+        mt_engine_measure(e, l, data, res->measures);
+        loss[i % 2] = mt_measure_mean(&own[0]);
+        if (i % 2 == 0)
+            continue;
+        double slope = (loss[0] - loss[1]) / (2 * keys->eps);
+        squares += slope * slope;
+        along.g[i / 2] = (float)(slope / (double)along.n);
+    }
+    res->loss = mt_measure_mean(&res->measures[0]);
+    res->grad_norm = sqrt(squares / (double)along.n);
+    return along;
+}
+
+void mt_engine_decide_along(mt_engine *e, size_t learner, const struct mt_learner_step *of, struct mt_step_result *res)
+{
+    struct mt_learner *l = &e->learner[learner];
+    const struct mt_layout *layout = e->b.layout;
+    struct mt_along along = measure_along(e, l, of->data, res);
+    res->clip = 1;
+    res->skipped = !isfinite(res->grad_norm);
+    res->n_skipped = res->skipped ? (size_t)layout->units[layout->n_units - 1].block + 1 : 0;
+    if (res->skipped) {
+        snprintf(res->bad_tensor, sizeof(res->bad_tensor), "the losses of perturbed weights");
+        return;
+    }
+    set_clip(l, 0, layout->n_units, 1);
+    mt_learner_decide(l, of->lr);
+    l->pending.step = of->data->step;
+    l->pending.along = along;
+}
+
 void mt_engine_decide(mt_engine *e, size_t learner, double lr, struct mt_step_result *res)
 {
     struct mt_learner *l = &e->learner[learner];

@@ -75,6 +75,7 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
         .grad_dtype = p->numerics.grad_dtype,
         .adapters_stay = p->placement.adapters == MT_ADAPTERS_RESIDENT,
         .disk_spill_at = p->disk_spill_at,
+        .perturbing = &e->perturbing,
     };
     e->x.b = &e->b;
     e->x.disk = p->disk;
@@ -211,23 +212,24 @@ static int run_program(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
 static int list_micro(mt_engine *e, const struct mt_learner_step *of, struct mt_model_learner *what, size_t *n,
                       struct mt_err *err)
 {
+    size_t times = MT_MAX(mt_engine_variants(&e->p), (size_t)1);
     *n = 0;
     for (size_t k = 0; k < e->n_learners; k++) {
         struct mt_learner *l = &e->learner[k];
         const struct mt_step_data *data = of[k].data;
         l->first_micro = *n;
-        l->n_micro = data ? data->n : 0;
         what[k] = mt_learner_of_model(l, data, of[k].reference);
         l->objective.logit_cap = e->b.layout->cfg.logit_cap;
         l->objective.vocab = (size_t)e->b.layout->cfg.vocab;
         l->micro = e->micro;
         if (data && !data->n_loss)
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "no token of the step has a loss");
-        if (l->n_micro > e->p.max_micro - *n)
+        size_t n_micro = data ? data->n * times : 0;
+        if (n_micro > e->p.max_micro - *n)
             return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "a step of more than the %zu micro-batches that were planned",
                            e->p.max_micro);
-        for (size_t i = 0; i < l->n_micro; i++, ++*n) {
-            e->micro[*n] = data->micro[i];
+        for (size_t i = 0; i < n_micro; i++, ++*n) {
+            e->micro[*n] = data->micro[i % data->n];
             e->micro[*n].learner = (int)k;
         }
     }
@@ -251,13 +253,16 @@ int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_ste
     struct mt_runnable *r;
     struct mt_step_result out = {0};
     size_t n;
-    int rc = list_micro(e, of, e->step_learner, &n, err)
-          ?: mt_runnable_get(&r, e, MT_MODE_TRAIN, n, err)
-          ?: upload(e, n, e->step_learner, NULL, err);
+    bool zeroth = mt_engine_variants(&e->p) > 0;
+    int rc = mt_engine_find_limits(e, err)
+          ?: list_micro(e, of, e->step_learner, &n, err)
+          ?: mt_runnable_get(&r, e, mt_engine_mode(&e->p), n, err)
+          ?: upload(e, n, zeroth ? NULL : e->step_learner, NULL, err);
     if (rc)
         return rc;
     for (size_t k = 0; k < e->n_learners; k++)
         mt_learner_begin(&e->learner[k], of[k].data, of[k].lr);
+    e->perturbing = (struct mt_perturbing){&e->learner[0].numerics, of[0].data ? of[0].data->step : 0};
     struct mt_disk_stats drives = drive_stats(e);
     rc = run_program(e, r, err);
     if (e->x.updated) {
@@ -273,6 +278,10 @@ int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_ste
         if (!of[k].data)
             continue;
         res[k] = out;
+        if (zeroth) {
+            mt_engine_decide_along(e, k, &of[k], &res[k]);
+            continue;
+        }
         mt_engine_measure(e, &e->learner[k], of[k].data, res[k].measures);
         res[k].loss = mt_measure_mean(&res[k].measures[0]);
         mt_engine_decide(e, k, of[k].lr, &res[k]);

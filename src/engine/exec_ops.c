@@ -353,6 +353,79 @@ static int cast_gradient(const struct mt_binding *b, const struct mt_unit_run *r
     return rc || !compacts ? rc : mt_model_compact_rows(b->model, cast, b->grad_dtype, g, err);
 }
 
+/* A pair of buffers of PERTURB: weights as they were loaded, or adapters alone, and what they become. */
+struct perturbed {
+    const struct mt_object *o; /* of the first */
+    const char *from;
+    char *to;
+    struct mt_perturb noise; /* of a group: all but what is a tensor's */
+};
+
+/* The trained tensors of a range, which lies at element `at` of the buffers. */
+static int perturb_range(const struct mt_binding *b, const struct perturbed *p, const struct mt_range *r, size_t at,
+                         struct mt_err *err)
+{
+    const size_t unit = (size_t)p->o->unit, wide = mt_unit_f32_at(b->layout, unit, b->dtype);
+    const struct mt_unit *u = &b->layout->units[unit];
+    const struct mt_tensor *f32 = mt_unit_f32_tensor(b->layout, unit, b->dtype);
+    struct mt_perturb a = p->noise;
+    int rc = 0;
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors && !rc; i++) {
+        const struct mt_tensor *t = &b->layout->tensors[i];
+        size_t byte = (at + t->at - r->at) * mt_dtype_size(b->dtype);
+        if (t->kind != r->kind || t->at < r->at || t->at >= r->at + r->n)
+            continue;
+        a.n = t->n;
+        a.stream = mt_noise_stream(b->perturbing ? b->perturbing->step : 0, t->number);
+        a.limit = b->perturbing ? mt_noise_limit(b->perturbing->numerics, b->planes, t) : MT_NOISE_ALL;
+        for (int twice = 0; !rc && twice <= (t == f32); twice++) { /* again, its copy in FP32 */
+            a.dtype = twice ? MT_F32 : b->dtype;
+            a.x = p->from + (twice ? wide : byte);
+            a.y = p->to + (twice ? wide : byte);
+            rc = mt_op_perturb(b->dev, &a, err);
+        }
+    }
+    return rc;
+}
+
+/* Copies the buffer, and adds noise to what is trained of it. */
+static int perturb_pair(const struct mt_binding *b, const struct perturbed *p, struct mt_err *err)
+{
+    const struct mt_unit *u = &b->layout->units[p->o->unit];
+    const bool adapters = p->o->kind == MT_OBJ_ADAPTERS;
+    int rc = mt_op_cast(b->dev, &(struct mt_cast){p->o->bytes / sizeof(float), MT_F32, MT_F32, p->from, p->to}, err);
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
+        const struct mt_range *r = &b->layout->ranges[i];
+        size_t at = adapters ? r->at : mt_unit_range_at(b->layout, (size_t)p->o->unit, r, b->dtype);
+        if (r->kind == MT_RANGE_TRAINED && adapters == is_apart(b, u, r))
+            rc = perturb_range(b, p, r, at, err);
+    }
+    return rc;
+}
+
+static int perturb(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
+                   struct mt_err *err)
+{
+    size_t variant = mt_group_of(prog->groups, (size_t)in->mb);
+    struct perturbed p = {.noise = {.scale = 1, .sample = variant / 2}}; /* of no step: it is metered */
+    int rc = 0;
+    for (int k = 0; k < in->n_operands && !rc; k += 2) {
+        p.o = &prog->objects[in->operand[k].object];
+        p.from = buffer_of(b, prog, &in->operand[k]);
+        p.to = buffer_of(b, prog, &in->operand[k + 1]);
+        if (b->perturbing) {
+            const struct mt_numerics *n = b->perturbing->numerics;
+            int layer = b->layout->units[p.o->unit].layer, n_layers = (int)b->layout->cfg.n_layers;
+            bool takes = mt_mezo_takes(n, b->perturbing->step, layer, n_layers);
+            p.noise.scale = !takes ? 0 : (float)(variant % 2 ? -n->mezo.eps : n->mezo.eps);
+            p.noise.kind = n->mezo.noise;
+            p.noise.seed = n->seed;
+        }
+        rc = perturb_pair(b, &p, err);
+    }
+    return rc;
+}
+
 static int submit_compute(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                           struct mt_err *err)
 {
@@ -370,6 +443,8 @@ static int submit_compute(const struct mt_binding *b, const struct mt_program *p
     case MT_OP_POISON:
         mt_device_poison(b->dev, own, o->bytes);
         return 0;
+    case MT_OP_PERTURB:
+        return perturb(b, prog, in, err);
     case MT_OP_EMBED:
     case MT_OP_FORWARD:
         return mt_model_forward(b->model, &run, err);

@@ -23,7 +23,7 @@ void mt_learner_finish(struct mt_learner *l)
 
 void mt_learner_decide(struct mt_learner *l, double lr)
 {
-    l->pending = (struct mt_pending){true, lr, l->updates + 1};
+    l->pending = (struct mt_pending){.any = true, .lr = lr, .t = l->updates + 1};
 }
 
 void mt_learner_drop(struct mt_learner *l)
@@ -33,7 +33,7 @@ void mt_learner_drop(struct mt_learner *l)
 
 void mt_learner_begin(struct mt_learner *l, bool any, double lr)
 {
-    l->own = (struct mt_pending){any, lr, l->updates + l->pending.any + 1};
+    l->own = (struct mt_pending){.any = any, .lr = lr, .t = l->updates + l->pending.any + 1};
 }
 
 void mt_learner_retire(struct mt_learner *l)

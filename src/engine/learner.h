@@ -16,6 +16,8 @@ struct mt_pending {
     bool any;
     double lr;
     uint64_t t;
+    uint64_t step;          /* of a zeroth-order optimizer: whose noise it follows, */
+    struct mt_along along;  /* and how far; the stream is a tensor's */
 };
 #define MT_CLIP_SKIP (-1.0f) /* the gradient is not finite: there is no update */
 
@@ -28,7 +30,7 @@ struct mt_learner {
     uint64_t updates; /* made so far */
     uint64_t t0;      /* of them before the optimizer's states were new */
     const struct mt_tensor *_Atomic bad; /* an update made weights of it not finite: the learner's state is lost */
-    size_t first_micro, n_micro; /* its micro-batches of the step under way; 0: it takes no part */
+    size_t first_micro; /* its micro-batches of the step under way begin there, one list of them for each variant */
     const struct mt_batch *micro; /* all learners' */
     const struct mt_step_data *data; /* of the step under way, and what its objective knows of it */
     struct mt_objective_step objective;

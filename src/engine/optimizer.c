@@ -46,7 +46,11 @@ static const struct mt_pending *pending_of(const struct mt_learner *l, const str
 static bool is_due(const mt_engine *e, const struct views *v, const struct mt_tensor *t)
 {
     const struct mt_learner *l = mt_engine_learner_of(e, t);
-    return t->trainable && pending_of(l, v)->any && l->clip[t->unit] >= 0 && !atomic_load(&l->bad);
+    const struct mt_pending *p = pending_of(l, v);
+    bool any = t->trainable && p->any && l->clip[t->unit] >= 0 && !atomic_load(&l->bad);
+    const struct mt_layout *all = e->b.layout;
+    return any && (!p->along.n ||
+                   mt_mezo_takes(&l->numerics, p->step, all->units[t->unit].layer, (int)all->cfg.n_layers));
 }
 
 /* Updates elements [first, first + n) of the trained planes, all of tensor t. Returns how many weights are then not
@@ -58,13 +62,17 @@ static uint64_t update_run(const mt_engine *e, const struct views *v, const stru
     const struct mt_pending *pending = pending_of(l, v);
     enum mt_master master = e->b.layout->master;
     void *lo = mt_master_lo_bytes(master) ? element(e, v, MT_PLANE_LO, first) : NULL;
+    struct mt_along along = pending->along;
+    along.stream = mt_noise_stream(pending->step, t->number);
+    along.limit = along.n ? mt_noise_limit(&l->numerics, e->p.planes, t) : 0;
     struct mt_update u = {
         .n = n,
         .master = master,
         .hi = element(e, v, MT_PLANE_HI, first),
         .lo = master == MT_MASTER_F32 ? lo : NULL,
         .lo8 = master == MT_MASTER_24BIT ? lo : NULL,
-        .grad = element(e, v, MT_PLANE_GRAD, first),
+        .grad = along.n ? NULL : element(e, v, MT_PLANE_GRAD, first),
+        .along = along.n ? &along : NULL,
         .grad_dtype = e->p.numerics.grad_dtype,
         .keys = l->keys,
         .lr = pending->lr * t->lr_scale,

@@ -163,6 +163,8 @@ int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode
     struct mt_program_params params = e->plan.program;
     params.mode = mode;
     params.n_micro = n_micro;
+    if (mt_engine_variants(&e->p))
+        params.groups.of = n_micro;
     r->mode = mode;
     int rc = build_for_hosts(&r->prog, e, &params, err);
     e->torn |= rc && params.owned;

@@ -201,6 +201,7 @@ void mt_engine_describe_units(struct mt_engine_plan *plan, const struct mt_engin
             .grad_row_bytes = grad_row_bytes(l, unit, p->numerics.grad_dtype),
             .update_elems = unit->n_in_planes[MT_RANGE_TRAINED],
             .trainable = unit->trainable,
+            .perturbs = mt_engine_variants(p) > 0,
             .moment_bytes = p->train ? mt_unit_moment_bytes(l, u) : 0,
             .grad_in_ring = is_updated_under_backward(p, unit, first_block),
         };
@@ -210,7 +211,8 @@ void mt_engine_describe_units(struct mt_engine_plan *plan, const struct mt_engin
             sum_before_cast(&plan->units[u]);
         describe_cache(&plan->units[u], plan, p, u);
         describe_keys(&plan->units[u], p, u);
-        describe_records(plan, p, u, &records);
+        if (!mt_engine_variants(p))
+            describe_records(plan, p, u, &records);
     }
     int64_t kept = plan->activations == MT_ACT_KEEP ? l->cfg.n_layers : kept_layers(p);
     if (mt_engine_by_data(p))

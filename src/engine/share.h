@@ -6,10 +6,21 @@
 /* Facts of an engine's parameters, for its files: between which hosts, lanes and groups a step is divided, and what
  * its learners' objectives need. */
 
-/** Groups of a step's micro-batches. */
+/** mt_optimizer_variants() of a step; max_micro counts each micro-batch as often. */
+static inline size_t mt_engine_variants(const struct mt_engine_params *p)
+{
+    return p->train ? mt_optimizer_variants(&p->numerics) : 0;
+}
+/** Groups of a step's micro-batches: variants of the weights are a group each. */
 static inline struct mt_groups mt_engine_groups(const struct mt_engine_params *p)
 {
-    return (struct mt_groups){p->numerics.groups > 1 ? (size_t)p->numerics.groups : 1, p->max_micro};
+    size_t variants = mt_engine_variants(p), own = p->numerics.groups > 1 ? (size_t)p->numerics.groups : 1;
+    return (struct mt_groups){variants ? variants : own, p->max_micro};
+}
+/** Of a step. */
+static inline enum mt_program_mode mt_engine_mode(const struct mt_engine_params *p)
+{
+    return !p->train ? MT_MODE_EVAL : mt_engine_variants(p) ? MT_MODE_ZEROTH : MT_MODE_TRAIN;
 }
 /** Lanes of an engine with these parameters. */
 static inline size_t mt_engine_n_lanes(const struct mt_engine_params *p)

@@ -48,6 +48,7 @@ struct mt_engine {
     struct mt_runnable *programs;
     mt_pool *update_pool;
     struct mt_row_gradient rows;
+    struct mt_perturbing perturbing;
     struct mt_hosts hosts;
     bool torn; /* an update was made in part, or planes could not be written */
 };
@@ -155,11 +156,17 @@ double mt_engine_aux_loss(const mt_engine *e);
 int mt_optimizer_update(void *engine, const struct mt_program *prog, const struct mt_instr *in,
                         struct mt_err *err);
 
+/* limits.c */
+/** Before the first step, with mezo.small: finds the limits of tensors that have none yet. */
+int mt_engine_find_limits(mt_engine *e, struct mt_err *err);
+
 /* decide.c */
 /** After a step: the norm of a learner's gradient, how it is clipped, and what of it is skipped. Its update is pending
  * then, unless all of it is skipped. */
 void mt_engine_decide(mt_engine *e, size_t learner, double lr, struct mt_step_result *res);
-/** The same for one block, units [first, end), alone. */
+/** After a step with variants of the weights: by their losses, which are measured, too. */
+void mt_engine_decide_along(mt_engine *e, size_t learner, const struct mt_learner_step *of, struct mt_step_result *res);
+/** The same as mt_engine_decide() for one block, units [first, end), alone. */
 void mt_engine_decide_block(mt_engine *e, size_t learner, size_t first, size_t end);
 /** Sums squares by tensor in a fixed order (blocks last to first, tensors in layout order) so that splitting layers
  * does not change the result. */

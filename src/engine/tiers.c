@@ -115,7 +115,7 @@ static void describe(const struct tiers *t, size_t unit)
 {
     struct mt_unit_shape *s = &t->plan->units[unit];
     mt_plane_bits disk = t->plan->on_disk[unit], away = disk | t->plan->in_files[unit];
-    bool updates = t->gradients && s->trainable;
+    bool updates = t->p->train && s->trainable;
     mt_plane_bits loaded = mt_unit_loaded_planes(t->p->layout, unit, t->p->numerics.dtype);
     size_t converted = 0; /* bytes of planes that files have in another format */
     s->staged_bytes = s->staged_bytes_written = s->staged_bytes_adapters = 0;

@@ -47,7 +47,7 @@ static int make_trace(struct mt_exec *x, struct mt_runnable *r, struct mt_err *e
 void mt_exec_trace_prepare(struct mt_exec *x, struct mt_runnable *r)
 {
     struct mt_err why;
-    if (x->tracing && r->mode == MT_MODE_TRAIN && !r->trace && make_trace(x, r, &why)) {
+    if (x->tracing && r->mode <= MT_MODE_ZEROTH && !r->trace && make_trace(x, r, &why)) {
         mt_warn("this step is not traced: %s", why.msg);
         mt_exec_trace_destroy(r);
     }

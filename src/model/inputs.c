@@ -256,6 +256,8 @@ int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err
     m->training = step->learner;
     m->n_micro = n;
     m->draw = step->draw;
+    if (m->p.groups_of_step)
+        m->p.groups.of = n;
     for (size_t i = 0; i < n; i++) {
         if (micro[i].n_tokens > m->p.max_tokens || micro[i].n_docs > m->p.max_docs ||
             micro[i].max_doc_len > m->p.max_len)

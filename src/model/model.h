@@ -28,6 +28,7 @@ struct mt_model_params {
     size_t max_micro;               /* micro-batches of a step */
     size_t row_tokens;              /* tokens of a row, of which micro-batches are chunks; 0: they have whole rows */
     struct mt_groups groups;        /* of these: experts run over the rows of a group */
+    bool groups_of_step;            /* of the micro-batches that are uploaded, however few */
     size_t assumed_rows;            /* for estimates, where nothing is computed: tokens of a group, spread evenly over
                                        experts; 0: the step's own, as routed */
     double router_aux_loss;         /* coefficient of the loss that balances experts; 0: off */

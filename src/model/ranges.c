@@ -48,8 +48,9 @@ void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_opti
             .block = s->apart ? 1 : s->block, .block_bytes = s->apart ? 1 : s->block_bytes, .bytes = s->bytes,
             .apart = s->apart, .on_device = s->on_device};
     }
-    desc[MT_PLANE_GRAD] = (struct mt_plane_desc){"gradients", NULL, MT_ROLE_GRADIENT, MT_RANGE_TRAINED, grad, 1,
-                                                 mt_dtype_size(grad)};
+    if (!optimizer->zeroth)
+        desc[MT_PLANE_GRAD] = (struct mt_plane_desc){"gradients", NULL, MT_ROLE_GRADIENT, MT_RANGE_TRAINED, grad, 1,
+                                                     mt_dtype_size(grad)};
 }
 
 size_t mt_piece_align(const struct mt_plane_desc desc[MT_N_PLANES])

@@ -63,6 +63,8 @@ static void run_chunk(void *ctx, size_t first, size_t n)
                           .lo8 = p->form.master == MT_MASTER_24BIT ? lo : NULL, .grad = at(p, MT_PLANE_GRAD, first),
                           .grad_dtype = MT_BF16, .keys = p->keys, .lr = 1e-4, .weight_decay = 0.01, .t = p->t,
                           .clip = 1, .stochastic = p->form.stochastic, .first = first};
+    const struct mt_along along = {.n = 1, .g = {0.01f}, .limit = MT_NOISE_ALL};
+    u.along = p->form.optimizer->zeroth ? &along : NULL;
     float of_device = 1; /* a tensor's number, if any */
     for (int i = 0; i < p->form.optimizer->n_states; i++)
         u.state[i] = p->form.optimizer->state[i].on_device ? &of_device : at(p, MT_PLANE_STATE + i, first);

@@ -39,9 +39,10 @@ struct mt_kernel {
     enum mt_state_type state_type;
     const void *grad;
     enum mt_dtype grad_dtype;
+    const struct mt_along *along;  /* in place of grad, and as it is in f32: grad_dtype; NULL: none */
     struct mt_kernel_scalars s;
     bool stochastic;               /* states in bf16 are rounded up or down by chance, with the mean that they had */
-    uint64_t seed, stream, master_stream, first; /* of the random numbers: element i has number first + i */
+    uint64_t seed, stream, master_stream, first; /* of the random numbers, and of `along`: element i has number first + i */
 };
 uint64_t mt_kernel_run(const struct mt_kernel *k, enum mt_isa isa);
 

@@ -391,9 +391,33 @@ static inline void mt_kernel_draw(struct mt_kernel_numbers *r, const struct mt_k
         mt_kernel_random(r->halves, k->seed, k->master_stream, first / 8, mt_div_up(first % 8 + n, (size_t)8));
 }
 
+/* The gradient of elements [i, i + n), at most a piece, along its noise, added in the order of the samples. */
+static inline void mt_kernel_along(float *restrict grad, const struct mt_kernel *k, size_t i, size_t n)
+{
+    const struct mt_along a = *k->along;
+    const size_t block = mt_noise_block(a.kind), at = (k->first + i) % block;
+    uint32_t words[MT_KERNEL_PIECE + 4 * MT_KERNEL_LANES];
+    float z[MT_KERNEL_PIECE + 128];
+    memset(grad, 0, n * sizeof(*grad));
+    for (size_t s = 0; s < a.n; s++) {
+        uint64_t first = mt_noise_index(a.kind, s, k->first + i);
+        mt_kernel_random(words, a.seed, a.stream, first, mt_div_up(at + n, block));
+        for (size_t w = 0; w < mt_div_up(at + n, (size_t)32) && a.kind == MT_NOISE_SIGN; w++)
+            for (size_t bit = 0; bit < 32; bit++)
+                z[32 * w + bit] = words[w] >> bit & 1 ? -1.0f : 1.0f;
+        for (size_t j = 0; j < n && a.kind == MT_NOISE_NORMAL; j++)
+            z[at + j] = mt_noise_normal(words[at + j]);
+        for (size_t j = 0; j < n; j++)
+            grad[j] += a.g[s] * z[at + j];
+    }
+    for (size_t j = 0; j < n && a.limit != MT_NOISE_ALL; j++)
+        grad[j] = (k->hi[i + j] & 0x7fffu) <= a.limit ? grad[j] : 0;
+}
+
 static inline uint64_t mt_kernel_body(const struct mt_kernel *k)
 {
     struct mt_kernel_numbers numbers;
+    float grad[MT_KERNEL_PIECE];
     uint64_t bad = 0;
     for (size_t i = 0; i < k->n; i += MT_KERNEL_PIECE) {
         size_t n = MT_MIN((size_t)MT_KERNEL_PIECE, k->n - i), whole = n / MT_BLOCK8 * MT_BLOCK8;
@@ -401,9 +425,14 @@ static inline uint64_t mt_kernel_body(const struct mt_kernel *k)
         const uint32_t *words = k->stochastic ? numbers.words + (k->first + i) % 4 : NULL;
         const uint16_t *halves = (const uint16_t *)numbers.halves + (k->first + i) % 8;
         struct mt_kernel_part p = mt_kernel_part_at(k, i, whole, words, halves);
+        if (k->along) {
+            mt_kernel_along(grad, k, i, n);
+            p.grad = grad;
+        }
         bad += mt_kernel_run_part(k, &p, whole);
         if (whole < n) {
             p = mt_kernel_part_at(k, i + whole, n - whole, words ? words + whole : NULL, halves + whole);
+            p.grad = k->along ? grad + whole : p.grad;
             bad += mt_kernel_rest(k, &p);
         }
     }

@@ -16,7 +16,8 @@
     X(adafactor) \
     X(muon) \
     X(apollo) \
-    X(galore)
+    X(galore) \
+    X(mezo)
 
 #define DECLARE(type) extern const struct mt_optimizer *const mt_optimizer_##type[];
 OPTIMIZERS(DECLARE)
@@ -224,7 +225,7 @@ double mt_optimizer_bytes(const struct mt_optimizer *o, enum mt_master master, e
     double weight = (double)(mt_dtype_size(MT_BF16) + mt_master_lo_bytes(master)), state = 0; /* weight: hi and lo */
     for (int i = 0; i < o->n_states; i++)
         state += o->state[i].on_device ? 0 : bytes_of(&o->state[i]);
-    return 2 * (weight + state) + (double)mt_dtype_size(grad_dtype);
+    return 2 * (weight + state) + (o->zeroth ? 0 : (double)mt_dtype_size(grad_dtype));
 }
 
 double mt_optimizer_thread_ns(const struct mt_optimizer *o, enum mt_master master)
@@ -235,7 +236,7 @@ double mt_optimizer_thread_ns(const struct mt_optimizer *o, enum mt_master maste
 
 bool mt_optimizer_gathers(const struct mt_optimizer *o)
 {
-    bool fits = !o || (o->grain != MT_GRAIN_TENSOR && !o->direct);
+    bool fits = !o || (o->grain != MT_GRAIN_TENSOR && !o->direct && !o->zeroth);
     for (int i = 0; o && i < o->n_states; i++) {
         const struct mt_optimizer_state *s = &o->state[i];
         fits &= s->apart ? bytes_of(s) <= 0 : s->block_bytes <= MT_GATHER_STATE_BYTES * s->block;

@@ -6,6 +6,7 @@
 
 #include "base/dtype.h"
 #include "base/err.h"
+#include "base/noise.h"
 #include "base/strbuf.h"
 #include "device/device.h"
 #include "optim/isa.h"
@@ -25,6 +26,16 @@ struct mt_optimizer_state {
                    a block has the same place in its plane as its elements have in those of the weights */
     bool on_device; /* direct() reads and writes it; its planes stay in host memory, and are copied to the device and
                        back once a step */
+};
+
+/** A gradient that is a sum of a tensor's noise of several samples, g[i] z_i, which is made again (base/noise.h). */
+enum { MT_MAX_SAMPLES = 32 };
+struct mt_along {
+    enum mt_noise_kind kind;
+    uint64_t seed, stream;
+    size_t n;
+    float g[MT_MAX_SAMPLES];
+    uint32_t limit; /* of mt_noise_takes(): 0 for other weights */
 };
 
 /**
@@ -49,6 +60,7 @@ struct mt_update {
     float clip;              /* factor of the gradient, 1 = none */
     bool stochastic;         /* states in bf16 are rounded by chance: by seed, t, tensor and element */
     uint64_t seed, tensor, first; /* tensor: its index in the layout; first: the first element, of the tensor's */
+    const struct mt_along *along; /* of a zeroth-order optimizer, in place of grad; else NULL */
 };
 
 /** A tensor's gradient that becomes a direction, on the device's compute stream. A vector has one column. */
@@ -100,6 +112,7 @@ struct mt_optimizer {
     const struct mt_optimizer_key *keys; /* [n_keys] */
     bool matrices;     /* tensors that optimizer.matrices names have a rule of their own (mt_state_shape.matrix) */
     bool lean_masters; /* update() takes masters of 24 bits and bf16 */
+    bool zeroth;       /* steps follow from losses of perturbed weights alone: there are no gradients */
     const struct mt_optimizer *if_zero; /* the row to use instead if the first key is 0; NULL: this */
     double thread_ns; /* a parameter, of a thread of a core of 2023, from its cache; 0: bytes alone decide */
     /** Returns the number of elements whose new weight is not finite or has an infinite `hi` (0 = good). */
@@ -121,6 +134,8 @@ struct mt_optimizer {
 
 /** AdamW with f32 moments. With bf16 gradients, it is what a machine's optimizer rate is measured with. */
 extern const struct mt_optimizer mt_adamw;
+/** optimizer.type = mezo with mezo.small below 1: it keeps a limit of each tensor. */
+extern const struct mt_optimizer mt_mezo_small;
 
 /** The types, each after a bar: "|adamw". */
 extern const char mt_optimizer_types[];
@@ -143,6 +158,21 @@ bool mt_update_form_at(size_t i, struct mt_update_form *f);
 enum { MT_OPTIMIZER_NAME = 48 };
 void mt_update_form_name(const struct mt_update_form *f, char name[MT_OPTIMIZER_NAME]);
 
+/** Of optimizers with `zeroth`: how often a step has each weight, with both signs of the noise of each sample; 0: as
+ * it is, since it has a gradient. Variant 2s is w + eps z of sample s, and 2s + 1 is w - eps z. */
+static inline size_t mt_optimizer_variants(const struct mt_numerics *n)
+{
+    return n->optimizer && n->optimizer->zeroth ? 2 * (size_t)n->mezo.samples : 0;
+}
+/** FLOPs of a step as a part of those of forward and backward, which is twice forward. */
+static inline double mt_optimizer_flops_share(const struct mt_numerics *n)
+{
+    return mt_optimizer_variants(n) ? (double)mt_optimizer_variants(n) / 3 : 1;
+}
+/** Whether a layer takes part in a step (LeZO, arXiv 2410.09823): as many as the share says, at least one, drawn by
+ * seed and step. layer: -1: it is none. */
+bool mt_mezo_takes(const struct mt_numerics *n, uint64_t step, int layer, int n_layers);
+
 /** Slots: the names of all optimizers' own keys, in the order of mt_numerics.optimizer_keys; the row of the first. */
 size_t mt_optimizer_n_slots(void);
 const struct mt_optimizer_key *mt_optimizer_slot(size_t slot);
@@ -161,7 +191,7 @@ void mt_optimizer_own_keys(const struct mt_optimizer *o, const double slots[MT_O
 
 /** Bytes of the states of an element of a matrix. */
 double mt_optimizer_state_bytes(const struct mt_optimizer *o);
-/** Bytes that the update of an element moves: master and states are read and written, the gradient is read. */
+/** Bytes that the update of an element moves: master and states are read and written, a gradient is read. */
 double mt_optimizer_bytes(const struct mt_optimizer *o, enum mt_master master, enum mt_dtype grad_dtype);
 /** Nanoseconds of its instructions for an element, as thread_ns; masters of bf16 take random numbers. */
 double mt_optimizer_thread_ns(const struct mt_optimizer *o, enum mt_master master);

@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "engine/dry.h"
+#include "engine/share.h"
 #include "kinds/kinds.h"
 
 struct entry {
@@ -111,7 +112,7 @@ static int make_engine(mt_cost_table *t, struct mt_err *err)
         return rc;
     t->engine_params.dev = t->meter;
     t->engine_params.planes = NULL;
-    const struct mt_groups groups = {(size_t)MT_MAX(t->engine_params.numerics.groups, (int64_t)1), t->n_micro};
+    const struct mt_groups groups = mt_engine_groups(&t->engine_params);
     size_t tokens = t->engine_params.cache.slots ? t->batch[0].n_tokens : t->engine_params.max_tokens;
     t->engine_params.assumed_rows = mt_group_most(groups, t->n_micro) * tokens;
     if (mt_groups_n(groups) > 1)

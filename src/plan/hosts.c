@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "optim/optimizer.h"
 #include "plan/resolve.h"
 
 /* What hosts cannot do, why, and what to set instead. */
@@ -24,6 +25,7 @@ static int check(const struct mt_plan_request *r, const struct mt_config *cfg, s
         {strcmp(cfg->train.blocks, "off") != 0, "train.blocks",
          "between two blocks weights go to an overlay, which only the first host has",
          "set train.blocks = off, or train adapters"},
+        {r->numerics.optimizer->zeroth, "optimizer.type = mezo", "its steps are of one device", "set another optimizer"},
         {cfg->adapter.merge_every != 0, "adapter.merge_every",
          "a merge writes weights to an overlay, which only the first host has", "set adapter.merge_every = 0"},
     };

@@ -77,6 +77,14 @@ bool mt_plan_is_delinked(const struct mt_config *c, const struct mt_resumed *res
     return c->train.delink_at && resumed && resumed->step >= (uint64_t)c->train.delink_at;
 }
 
+/* NULL: it has no such states. */
+static const struct mt_optimizer *optimizer_of(const struct mt_config *c)
+{
+    const struct mt_numerics *n = &c->numerics;
+    const struct mt_optimizer *o = mt_optimizer_find(c->optimizer.type, n->state_type, n->optimizer_keys);
+    return o && o->zeroth && n->mezo.small < 1 ? &mt_mezo_small : o;
+}
+
 /* Lays out for n specs of adapters. */
 static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, const struct mt_lay_out *o,
                          struct mt_adapter_spec *adapter, size_t n, struct mt_err *err)
@@ -98,7 +106,7 @@ static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, c
         .share = mt_plan_is_delinked(c, o->resumed) ? 1 : (int)c->model.share_layers,
         .adapter = adapter,
         .n_learners = n,
-        .optimizer = mt_optimizer_find(c->optimizer.type, c->numerics.state_type, c->numerics.optimizer_keys),
+        .optimizer = optimizer_of(c),
         .master = c->numerics.master,
     };
     p.rank = (size_t)mt_optimizer_key(p.optimizer, c->numerics.optimizer_keys, "rank");
@@ -354,6 +362,44 @@ static int check_directions(const struct mt_numerics *n, const struct mt_config 
     return 0;
 }
 
+static bool is_usual(const struct mt_mezo_keys *k)
+{
+    return k->eps == 1e-3 && k->samples == 1 && k->layers == 1 && k->small == 1 && k->noise == MT_NOISE_NORMAL;
+}
+
+/* What steps by losses alone cannot have, and [mezo] where there are none. */
+static int check_zeroth(const struct mt_numerics *n, const struct mt_config *c, struct mt_err *err)
+{
+    if (!n->optimizer->zeroth && !is_usual(&n->mezo))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "keys of [mezo] are set, but optimizer.type = %s has none of them: set "
+                       "optimizer.type = mezo, or remove them", n->optimizer->type);
+    const struct {
+        bool set;
+        const char *key, *why, *mend;
+    } keys[] = {
+        {n->grad_clip > 0, "train.grad_clip", "there is no gradient to clip", "set it to 0"},
+        {n->clip != MT_CLIP_GLOBAL, "train.clip", "there is no gradient to clip", "remove it"},
+        {n->groups > 1, "train.groups", "there are no gradients to be added in groups", "set it to 1"},
+        {n->chunk > 0, "train.chunk", "without a backward pass a row takes little memory", "set it to 0"},
+        {n->router_aux_loss > 0, "train.router_aux_loss", "it is a gradient that is added in the backward pass", "set it to 0"},
+        {n->compute == MT_COMPUTE_FP8, "model.compute = fp8", "E4M3 rounds the perturbation away", "set it to auto"},
+        {c->placement.update == MT_UPDATE_BACKWARD, "memory.update = backward", "there is no backward pass", "set it to auto"},
+        {strcmp(c->train.blocks, "off") != 0, "train.blocks", "what is frozen saves no memory here", "set it to off"},
+        {c->adapter.dropout > 0, "adapter.dropout", "both signs of the noise are measured without it", "set it to 0"},
+        {n->mezo.small < 1 && c->adapter.kind != MT_ADAPTER_NONE, "mezo.small with adapters", "these begin at 0, or at random",
+         "set it to 1"},
+        {c->adapter.merge_aware != MT_MERGE_OFF, "adapter.merge_aware", "adapters are merged before they are perturbed",
+         "set it to off"},
+        {n->objective->weights || n->objective->learn, "preference.loss, policy.loss or train.objective = distill",
+         "what is minimized is not the mean loss of tokens", "set them to off and cross_entropy"},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(keys) && n->optimizer->zeroth; i++)
+        if (keys[i].set)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s with optimizer.type = mezo: %s; %s", keys[i].key, keys[i].why,
+                           keys[i].mend);
+    return 0;
+}
+
 /* Of train.chunk, as far as the configuration says. */
 static int check_chunk(const struct mt_numerics *n, struct mt_err *err)
 {
@@ -386,7 +432,7 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
                        "model.compute = auto");
     if (n.grad_dtype == MT_DTYPE_AUTO) /* adapters have few gradients */
         n.grad_dtype = c->adapter.kind == MT_ADAPTER_NONE ? n.dtype : MT_F32;
-    n.optimizer = mt_optimizer_find(c->optimizer.type, n.state_type, n.optimizer_keys);
+    n.optimizer = optimizer_of(c);
     if (!n.optimizer)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.type = %s keeps no states of that optimizer.state_dtype: "
                        "set f32", c->optimizer.type);
@@ -407,7 +453,7 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
     if (!rc && n.optimizer->direct)
         rc = check_directions(&n, c, err);
     n.seed = (uint64_t)c->train.seed;
-    rc = rc ?: find_objective(&n, c, err) ?: check_chunk(&n, err);
+    rc = rc ?: find_objective(&n, c, err) ?: check_chunk(&n, err) ?: check_zeroth(&n, c, err);
     if (!rc)
         *out = n;
     return rc;
@@ -453,6 +499,9 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "device.gpus = all: how many GPUs a stored machine has is not known; give a number");
     r.placement.lanes = limits->n_gpus ? limits->n_gpus : named;
+    if (!rc && r.placement.lanes > 1 && r.numerics.optimizer->zeroth)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "device.gpus = %lld with optimizer.type = mezo: its steps are of one device; "
+                     "set device.gpus = 1", (long long)r.placement.lanes);
     bool few_groups = r.numerics.groups < r.placement.lanes;
     bool by_units = r.placement.map == MT_MAP_UNITS || (r.placement.map == MT_MAP_AUTO && few_groups);
     if (!rc && r.placement.lanes > 1 && by_units && r.numerics.router_aux_loss > 0)

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "base/dtype.h"
+#include "base/noise.h"
 
 /**
  * The settings of a step, as two structs that are assigned whole: what decides the bits of the result, and what
@@ -135,6 +136,15 @@ struct mt_objective_keys {
     double temperature; /* that the teacher's and the student's probabilities are flattened by: distill.temperature */
 };
 
+/** Of [mezo]: what weights are perturbed by, and which. */
+struct mt_mezo_keys {
+    double eps;
+    int64_t samples;
+    double layers; /* share of those that are perturbed and updated in a step; the embedding and the head always are */
+    double small; /* share of a tensor's weights, the smallest at the start of the run, that are perturbed and updated */
+    enum mt_noise_kind noise;
+};
+
 /** What decides the bits of losses, weights and moments. The same on every machine, and kept on resume. */
 struct mt_numerics {
     enum mt_dtype dtype;         /* of compute */
@@ -156,6 +166,7 @@ struct mt_numerics {
     const struct mt_optimizer *optimizer; /* NULL until resolved from its type and state_dtype */
     double optimizer_keys[MT_OPTIMIZER_SLOTS]; /* of the optimizers' own keys (optim/optimizer.h), by slot; MT_AUTO
                                     until resolved, and in those that the optimizer does not have */
+    struct mt_mezo_keys mezo;    /* with optimizer.type = mezo */
     double weight_decay;         /* decoupled; of tensors that decay */
     const struct mt_objective *objective; /* what is minimized; NULL until resolved, and then cross-entropy */
     struct mt_objective_keys objective_keys;

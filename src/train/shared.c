@@ -8,10 +8,12 @@
 
 #include "base/mem.h"
 #include "objective/objective.h"
+#include "optim/optimizer.h"
 
 const char *mt_shared_alone(const struct mt_shared_of *a)
 {
     return a->numerics->groups > 1      ? "it has train.groups above 1, and groups are of the micro-batches of one run"
+           : a->numerics->optimizer->zeroth ? "its steps perturb the weights of one run (optimizer.type = mezo)"
            : a->cfg->adapter.merge_every ? "it changes it (adapter.merge_every)"
                                          : NULL;
 }

@@ -147,7 +147,6 @@ TEST(every_error_has_its_line_and_reason)
         {"[eval]\nsets = ok:a, a23456789b23456789c23456789d23456789e2345:b\n", {"run.ini:2", "a name of 41 characters", "at most 40"}},
         {"[data]\ntrain = a, ~/b\n", {"run.ini:2", "write ${HOME}/b"}},
         {"[eval]\nsets = a:~/b\n", {"run.ini:2", "write ${HOME}/b"}},
-        {"[optimizer]\ntype = mezo\n", {"run.ini:2", "\"mezo\" is not supported: ", "adapter.kind = lora"}},
         {"[optimizer]\ntype = apollo\nrank = 1.5\n", {"run.ini:3", "optimizer.rank", "whole number"}},
         {"[optimizer]\nprojection_gap = 2.5\n", {"run.ini:2", "optimizer.projection_gap", "whole number"}},
         {"[optimizer]\nprojection_gap = 0\n", {"run.ini:2", "between 1 and"}},
