@@ -4,9 +4,10 @@ import numpy
 import torch
 
 
-def philox(seed, stream, n):
-    """The words of blocks [0, n) of Philox4x32-10 (Salmon et al. 2011)."""
-    c = [numpy.arange(n, dtype=numpy.uint64), numpy.zeros(n, numpy.uint64),
+def philox(seed, stream, n, first=0):
+    """The words of blocks [first, first + n) of Philox4x32-10 (Salmon et al. 2011)."""
+    at = numpy.arange(first, first + n, dtype=numpy.uint64)
+    c = [at & numpy.uint64(0xffffffff), at >> numpy.uint64(32),
          numpy.full(n, stream & 0xffffffff, numpy.uint64), numpy.full(n, stream >> 32, numpy.uint64)]
     k, low = [seed & 0xffffffff, seed >> 32], numpy.uint64(0xffffffff)
     for _ in range(10):
