@@ -99,6 +99,7 @@ def hosts_have_the_bits_of_one(tmp):
              "frozen": {"model__freeze": "*.k_proj.*, *.layers.1.input_layernorm.*"}, # gaps in what is trained of a unit
              "reference": {"data__train": pairs, "preference__loss": "sigmoid", "eval__every": 2},
              "mixture": {"model__path": mixture, "memory__expert_group": 3, "memory__slots": 2},
+             "shared": {"model__share_layers": 2},
              "balanced": {"model__path": mixtures, "train__router_aux_loss": 0.01, "train__steps": 2},
              "teacher": {"train__objective": "distill", "distill__teacher": teacher(tmp, model, data), "distill__top": 5},
              "whole": {"optimizer__type": "muon", "train__grad_clip": 0, "train__steps": 3, "cluster__states": "whole"},

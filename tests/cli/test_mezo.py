@@ -70,7 +70,7 @@ def check_refusals(same):
             ({"train__grad_clip": 1}, "train.grad_clip", "set it to 0"), ({"train__clip": "unit"}, "train.clip"),
             ({"train__groups": 2}, "train.groups"), ({"train__chunk": 32, "train__micro_batch": 1}, "train.chunk"),
             ({"memory__update": "backward"}, "memory.update = backward"),
-            ({"device__gpus": 2}, "device.gpus"), ({"optimizer__beta1": 0.9}, "optimizer.beta1"),
+            ({"model__share_layers": 2}, "model.share_layers"), ({"device__gpus": 2}, "device.gpus"), ({"optimizer__beta1": 0.9}, "optimizer.beta1"),
             ({"optimizer__state_dtype": "bf16"}, "optimizer.state_dtype"),
             ({"optimizer__type": "sgd", "mezo__eps": 1e-2}, "[mezo]", "optimizer.type = sgd")):
         same.refused(over, *words)
