@@ -218,7 +218,7 @@ static int add_file(struct mt_st_model *m, const char *dir, const char *name, st
     struct stat st;
     char *path = mt_path_join(dir, name);
     size_t cap = (size_t)m->n_files, n = 0;
-    MT_FREED struct mt_st_tensor *t = NULL;
+    struct mt_st_tensor *t = NULL;
     if (!path || !mt_grow(&m->files, &cap, (size_t)m->n_files + 1, sizeof(*m->files))) {
         free(path);
         return mt_fail_nomem(err, name, sizeof(*m->files));
@@ -247,6 +247,7 @@ static int add_file(struct mt_st_model *m, const char *dir, const char *name, st
         t[i].file = m->n_files - 1;
         all[m->n_tensors++] = t[i];
     }
+    free(t);
     return 0;
 }
 
