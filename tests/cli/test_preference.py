@@ -371,7 +371,7 @@ def refusals(tmp, model, data):
         assert p.returncode not in (0, -11) and what in p.stderr, (what, p.returncode, p.stderr)
 
 
-with tempfile.TemporaryDirectory() as tmp:
+def main(tmp):
     os.environ["MEGATRAIN_DISK_PIECE"] = "2048"
     model, data = write_model(f"{tmp}/model", config()), write_pairs(f"{tmp}/data.jsonl")
     if part("first"):
@@ -388,3 +388,8 @@ with tempfile.TemporaryDirectory() as tmp:
         the_best_is_by_any_measure(tmp, model, data)
         others_are_references(tmp, model, data)
         rounds_go_on(tmp, model, data)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as tmp:
+        main(tmp)
