@@ -24,7 +24,7 @@ static void perturb_case(struct harness *h, enum mt_noise_kind kind, size_t n, f
     expect_close(h, "in place", buf_get(h, from), want, n, 0);
 }
 
-DEVICE_TEST(noise_has_the_same_bits_on_every_device)
+DEVICE_TEST(noise_has_the_same_bits_on_all_devices)
 {
     for (int kind = MT_NOISE_NORMAL; kind <= MT_NOISE_SIGN; kind++) {
         perturb_case(h, (enum mt_noise_kind)kind, 1, 0.5f, MT_NOISE_ALL);
