@@ -11,7 +11,7 @@
 
 /* Logarithms of weights, beside the likeliest token's 1; the most is of one that is taken for 0. */
 enum { FIRST_MARGIN = 8, MOST_MARGIN = 45 };
-/* Bits of a logit by which candidates are told apart in a pass. */
+/* Bits of a digit of the radix selection: a logit has three digits. */
 enum { DIGIT = 11 };
 
 int mt_drawing_init(struct mt_drawing *d, const struct mt_generation *g, size_t vocab, struct mt_err *err)

@@ -161,7 +161,13 @@ TEST(the_printed_values_give_the_same_step_again)
     MUST(mt_plan_search, &c, &r);
     r.numerics.micro_batch = c.numerics.micro_batch;
     r.numerics.logits_chunk = c.numerics.logits_chunk;
-    r.placement = c.placement;
+    r.placement.slots = c.placement.slots;
+    r.placement.keep_layers = c.placement.keep_layers;
+    r.placement.offload_layers = c.placement.offload_layers;
+    r.placement.offload_attention = c.placement.offload_attention;
+    r.placement.activations = c.placement.activations;
+    r.placement.embedding = c.placement.embedding;
+    r.placement.update_pending = c.placement.update_pending;
     MUST(mt_plan_search, &again, &r);
     assert_int_equal(again.n_tried, 1);
     assert_true(again.sim.seconds == c.sim.seconds);
