@@ -14,9 +14,9 @@ static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
     MT_FREED double *loss = NULL;
     size_t cap = 0;
     for (uint64_t i = 0; !rc && i < mt_sampler_steps_per_epoch(sampler); i++) {
-        size_t docs = 0, at = 0, n, chunks;
+        size_t docs = 0, at = 0, n;
         rc = mt_sampler_fill(sampler, i, &data, err);
-        const struct mt_batch *b = mt_step_whole(&data, &n, &chunks);
+        const struct mt_batch *b = mt_step_whole(&data, &n);
         for (size_t m = 0; m < n; m++)
             docs += b[m].n_docs;
         if (!rc && !mt_grow(&loss, &cap, docs, sizeof(*loss)))

@@ -236,7 +236,7 @@ static void print_choices(const struct plan_view *v)
     if (c->engine.uses_files) {
         printf("  memory.base           files      read in place from the model's files; nothing is written there\n");
         printf("  memory.base_blocks    %-9lld  of %zu blocks stay in host memory\n", (long long)c->engine.base_blocks,
-               (size_t)c->layout->units[c->layout->n_units - 1].block + 1);
+               mt_layout_n_blocks(c->layout));
     }
     printf("  memory.states         %-9s  units:", c->n_tier[0] == c->layout->n_units ? "host" : "disk");
     const char *comma = "";

@@ -165,10 +165,8 @@ static int prepare(struct run *r, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.generate is of one run on one host: remove it");
     if (!rc && answers)
         rc = cli_answers_open(&r->learner->answers, r->learner->cfg, r->in, err);
-    bool delinks = r->learner->cfg->train.delink_at, unsaved = cli_arg(r->args, "no-save");
-    if (!rc && delinks && (r->cluster || unsaved))
-        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.delink_at %s", unsaved ? "goes on from a checkpoint: remove --no-save"
-                     : "is of a run on one host: go on with --resume and model.share_layers = 1 instead");
+    if (!rc && r->learner->cfg->train.delink_at && cli_arg(r->args, "no-save"))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.delink_at goes on from a checkpoint: remove --no-save");
     mt_train_phase(&control, "opening the device and choosing placements");
     rc = rc ?: mt_setup_open_all(&r->setup, r->in, r->n, MT_RUN_TRAIN, r->cluster, err)
             ?: mt_setup_memory(&r->setup, &memory, err);
@@ -313,6 +311,8 @@ static int next_block(struct run *r, struct mt_err *err)
     mt_setup_finish(&r->setup);
     free(l->resume);
     l->resume = delinks ? strdup(MT_PATH("%s/checkpoint-%llu", l->out.dir, (unsigned long long)l->state.step)) : NULL;
+    if (delinks && !l->resume)
+        return mt_fail_nomem(err, "the checkpoint's path", 0);
     if (delinks)
         mt_info("step %llu: each layer goes on with its group's weights and optimizer states as its own (train.delink_at)",
                 (unsigned long long)l->state.step);

@@ -97,8 +97,8 @@ static uint64_t key_of(const struct mt_setup *setup)
 
 static bool is_done(const struct score_journal *j, const struct mt_step_data *data)
 {
-    size_t n, chunks;
-    const struct mt_batch *b = mt_step_whole(data, &n, &chunks);
+    size_t n;
+    const struct mt_batch *b = mt_step_whole(data, &n);
     for (const struct mt_batch *end = b + n; b < end; b++)
         for (size_t d = 0; d < b->n_docs; d++)
             if (!j->sample[b->sample[d]].done)
@@ -161,8 +161,8 @@ static int run_step(struct mt_session *s, const struct mt_step_data *data, struc
                                  .row_rest = k->rest};
     struct score_block b = {.sample = k->sample, .length = k->length, .token = k->token};
     int rc = mt_engine_eval(s->engine, 0, data, &res, err);
-    size_t n, chunks;
-    const struct mt_batch *whole = mt_step_whole(data, &n, &chunks);
+    size_t n;
+    const struct mt_batch *whole = mt_step_whole(data, &n);
     if (rc)
         return rc;
     for (size_t m = 0, at = 0; m < n && !rc; at += whole[m++].n_loss) {

@@ -359,13 +359,13 @@ bool mt_key_is_path(const struct mt_key *key, const char *value, const char *pat
     struct stat st;
     int64_t count;
     double share;
+    if (key->type != MT_KEY_NAME_OR_FILE && key->type != MT_KEY_NAME_OR_PATH)
+        return type_of(key)->flags & PATH;
     bool exists = !stat(path, &st);
     if (key->type == MT_KEY_NAME_OR_FILE && !strncmp(value, MT_HUB_ADDRESS, strlen(MT_HUB_ADDRESS)))
         return true;
     if (key->type == MT_KEY_NAME_OR_PATH)
         return exists && strcmp(value, key->def) != 0;
-    if (key->type != MT_KEY_NAME_OR_FILE)
-        return type_of(key)->flags & PATH;
     bool name = mt_choice_find(key->choices, value) >= 0 || mt_parse_count(value, &count) ||
                 mt_parse_percent(value, &share);
     return exists && !name && S_ISREG(st.st_mode);

@@ -107,10 +107,14 @@ struct mt_step_data {
     uint64_t step;          /* number of the step, from 0 */
     size_t n_tokens, n_loss; /* sums over the n micro-batches */
 };
-/** Where the step's documents are whole: its rows, each of *chunks micro-batches, or the micro-batches. */
-static inline const struct mt_batch *mt_step_whole(const struct mt_step_data *d, size_t *n, size_t *chunks)
+/** Micro-batches of what mt_step_whole() has. */
+static inline size_t mt_step_chunks(const struct mt_step_data *d)
 {
-    *chunks = d->row ? d->chunks : 1;
-    *n = d->n / *chunks;
+    return d->row ? d->chunks : 1;
+}
+/** The *n batches where the step's documents are whole: its rows, or the micro-batches. */
+static inline const struct mt_batch *mt_step_whole(const struct mt_step_data *d, size_t *n)
+{
+    *n = d->n / mt_step_chunks(d);
     return d->row ? d->row : d->micro;
 }

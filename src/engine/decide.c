@@ -150,7 +150,7 @@ void mt_engine_decide_along(mt_engine *e, size_t learner, const struct mt_learne
     struct mt_along along = measure_along(e, l, of->data, res);
     res->clip = 1;
     res->skipped = !isfinite(res->grad_norm);
-    res->n_skipped = res->skipped ? (size_t)layout->units[layout->n_units - 1].block + 1 : 0;
+    res->n_skipped = res->skipped ? mt_layout_n_blocks(layout) : 0;
     if (res->skipped) {
         snprintf(res->bad_tensor, sizeof(res->bad_tensor), "the losses of perturbed weights");
         return;
@@ -173,8 +173,7 @@ void mt_engine_decide(mt_engine *e, size_t learner, double lr, struct mt_step_re
         decide_blocks(e, learner, res);
     } else {
         res->skipped = !isfinite(res->grad_norm) || router;
-        res->n_skipped =
-            res->skipped ? (size_t)e->b.layout->units[e->b.layout->n_units - 1].block + 1 : 0;
+        res->n_skipped = res->skipped ? mt_layout_n_blocks(e->b.layout) : 0;
         res->clip = res->skipped ? 1 : mt_clip_factor(res->grad_norm, l->numerics.grad_clip);
         set_clip(l, 0, e->b.layout->n_units, res->clip);
     }

@@ -212,7 +212,7 @@ static int run_program(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
 static int list_micro(mt_engine *e, const struct mt_learner_step *of, struct mt_model_learner *what, size_t *n,
                       struct mt_err *err)
 {
-    size_t times = MT_MAX(mt_engine_variants(&e->p), (size_t)1);
+    size_t times = mt_engine_times(&e->p);
     *n = 0;
     for (size_t k = 0; k < e->n_learners; k++) {
         struct mt_learner *l = &e->learner[k];
@@ -315,8 +315,8 @@ bool mt_engine_whole(const mt_engine *e)
 static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct mt_eval_result *res)
 {
     double *doc_loss = res->doc_loss;
-    size_t first = 0, n, chunks;
-    const struct mt_batch *whole = mt_step_whole(data, &n, &chunks);
+    size_t first = 0, n, chunks = mt_step_chunks(data);
+    const struct mt_batch *whole = mt_step_whole(data, &n);
     for (size_t i = 0, mb = 0; i < n; i++, mb += chunks) {
         const struct mt_batch *b = &whole[i];
         const float *loss = mt_model_losses(head_of(e, mb), mb);

@@ -54,8 +54,8 @@ static void weigh(void *ctx, size_t mb, const struct mt_row_values *of)
 {
     const struct mt_learner *l = ctx;
     const struct mt_objective *o = l->objective.objective;
-    size_t n, chunks;
-    const struct mt_batch *whole = mt_step_whole(l->data, &n, &chunks);
+    size_t n, chunks = mt_step_chunks(l->data);
+    const struct mt_batch *whole = mt_step_whole(l->data, &n);
     if (o->learn)
         o->learn(&l->objective, &l->micro[mb], of->loss, of->few, of->weight);
     else

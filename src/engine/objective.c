@@ -33,8 +33,9 @@ size_t mt_engine_top_bytes(const struct mt_engine_params *p, const struct mt_mod
 static void add(const mt_engine *e, const struct mt_objective_step *s, size_t first, const struct mt_step_data *data,
                 struct mt_measure *sum)
 {
-    size_t n = data->n, chunks = 1;
-    const struct mt_batch *b = s->objective->teacher ? data->micro : mt_step_whole(data, &n, &chunks);
+    const bool teacher = s->objective->teacher;
+    size_t n = data->n, chunks = teacher ? 1 : mt_step_chunks(data);
+    const struct mt_batch *b = teacher ? data->micro : mt_step_whole(data, &n);
     for (size_t i = 0, mb = first; i < n; i++, mb += chunks) {
         const mt_model *m = mt_engine_model_for(e, e->b.layout->n_units - 1, mb);
         const struct mt_micro_losses of = {&b[i], mt_model_losses(m, mb), mt_model_correct(m, mb),

@@ -255,19 +255,19 @@ double mt_machine_optimizer_ns(const struct mt_machine *m, const struct mt_numer
     const struct mt_update_form forms[] = {{o, num->master, stochastic}, {o, num->master, false}};
     double bytes = mt_optimizer_bytes(o, num->master, num->grad_dtype);
     double instructions = mt_optimizer_thread_ns(o, num->master) / threads;
-    if (o->zeroth) /* of a normal noise; signs take less */
-        instructions *= (double)num->mezo.samples * (num->mezo.noise == MT_NOISE_SIGN ? 0.15 : 1);
-    for (size_t i = 0; i < MT_ARRAY_LEN(forms) && !o->zeroth; i++) { /* a profile may have the nearest rounding alone */
+    /* bound by memory: the same time per byte as the optimizer that was measured; or by instructions */
+    double moved = mt_machine_update_ns(m, threads) * bytes / mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16);
+    if (o->zeroth) /* by samples and noise, which no profile has; signs take less than a normal noise */
+        return MT_MAX(moved, instructions * (double)num->mezo.samples * (num->mezo.noise == MT_NOISE_SIGN ? 0.15 : 1));
+    for (size_t i = 0; i < MT_ARRAY_LEN(forms); i++) { /* a profile may have the nearest rounding alone */
         double own = measured_ns(m, &forms[i], threads);
         if (own > 0)
             return own * bytes / mt_optimizer_bytes(o, num->master, MT_BF16);
     }
-    double plain = o->zeroth ? 0 : measured_ns(m, &(struct mt_update_form){o, MT_MASTER_F32, false}, threads);
+    double plain = measured_ns(m, &(struct mt_update_form){o, MT_MASTER_F32, false}, threads);
     if (plain > 0) {
         plain *= bytes / mt_optimizer_bytes(o, MT_MASTER_F32, MT_BF16);
         return num->master == MT_MASTER_BF16 ? MT_MAX(plain, instructions) : plain;
     }
-    /* bound by memory: the same time per byte as the optimizer that was measured; or by instructions */
-    double moved = mt_machine_update_ns(m, threads) * bytes / mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16);
     return MT_MAX(moved, instructions);
 }

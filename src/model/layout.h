@@ -309,6 +309,11 @@ static inline int mt_block_of(enum mt_unit_kind kind, int layer, int64_t n_layer
 {
     return kind == MT_UNIT_EMBED ? 0 : 1 + (kind == MT_UNIT_HEAD ? (int)n_layers + share - 1 : layer) / share;
 }
+/** Blocks of the model: its embedding, layers (those that share weights are one), and head. */
+static inline size_t mt_layout_n_blocks(const struct mt_layout *l)
+{
+    return (size_t)l->units[l->n_units - 1].block + 1;
+}
 /**
  * Lets the layout of one learner alone say where its tensors, and the base's, are in the planes of a layout of several
  * learners: to load and save them. -EINVAL: it is not that learner's.

@@ -51,8 +51,7 @@ struct mt_objective_step mt_objective_begin(const struct mt_numerics *n, const s
 {
     struct mt_objective_step s = {.objective = mt_objective_of(n), .keys = &n->objective_keys, .reference = reference,
                                   .n_loss = data->n_loss};
-    size_t chunks;
-    const struct mt_batch *b = mt_step_whole(data, &s.n_micro, &chunks);
+    const struct mt_batch *b = mt_step_whole(data, &s.n_micro);
     for (size_t i = 0; i < s.n_micro && s.objective->rollouts; i++)
         for (size_t d = 0; d < b[i].n_docs; d++) {
             s.n_items += !b[i].rollout[d].dropped;

@@ -114,7 +114,7 @@ static struct mt_engine_params params_of(const struct mt_plan_request *r, mt_dev
     p.max_len = (size_t)n->seq_len;
     p.max_tokens = (size_t)n->micro_batch * p.max_len / mt_row_chunks(n);
     p.max_docs = MT_MIN((size_t)n->micro_batch * MT_MAX(r->docs_per_row, (size_t)1), p.max_tokens);
-    p.max_micro = count_micro(r, (size_t)n->micro_batch) * MT_MAX(mt_engine_variants(&p), (size_t)1);
+    p.max_micro = count_micro(r, (size_t)n->micro_batch) * mt_engine_times(&p);
     p.draws = r->draws > 0;
     p.cache = r->cache;
     if (r->cache.slots && r->train) {
@@ -281,7 +281,7 @@ static void take_settings(struct mt_plan_choice *c, const struct mt_plan_request
     c->layout = r->layout;
     c->numerics = p->numerics;
     c->placement = p->placement;
-    c->n_micro = p->max_micro / MT_MAX(mt_engine_variants(p), (size_t)1);
+    c->n_micro = p->max_micro / mt_engine_times(p);
 }
 
 /* Weight slots with which the same program is planned again: those of the lane with fewest for its layers; a lane that

@@ -25,6 +25,8 @@ static int check(const struct mt_plan_request *r, const struct mt_config *cfg, s
         {strcmp(cfg->train.blocks, "off") != 0, "train.blocks",
          "between two blocks weights go to an overlay, which only the first host has",
          "set train.blocks = off, or train adapters"},
+        {cfg->train.delink_at > 0, "train.delink_at", "it goes on from a checkpoint, which only the first host has",
+         "set it to 0 and go on with --resume and model.share_layers = 1"},
         {r->numerics.optimizer->zeroth, "optimizer.type = mezo", "its steps are of one device", "set another optimizer"},
         {cfg->adapter.merge_every != 0, "adapter.merge_every",
          "a merge writes weights to an overlay, which only the first host has", "set adapter.merge_every = 0"},

@@ -175,6 +175,8 @@ static bool exchange(struct mt_records *r, const struct open_records *open, size
 {
     const struct open_kind *from = &open->of[pair / (open->n + 1)], *to = &open->of[pair % (open->n + 1)];
     const struct open_kind *none = &open->of[open->n];
+    if (from == to)
+        return false;
     int64_t fewer = from == none ? 0 : MT_MIN(k, r->layers[from->kind]);
     int64_t more = from == none || to == none ? k : llround((double)fewer * from->bytes / to->bytes);
     if (from != none)
@@ -202,7 +204,7 @@ static bool make_move(struct mt_placement *p, const struct mt_search *s, const s
         p->slots--;
         add_records(&r, open, k, layers - p->keep_layers);
         mt_records_place(&r, p);
-        return asked->slots == MT_AUTO && p->slots >= 2 && p->activations == MT_ACT_RECOMPUTE;
+        return open->n && asked->slots == MT_AUTO && p->slots >= 2 && p->activations == MT_ACT_RECOMPUTE;
     case KEEP:
         p->keep_layers += k;
         add_records(&r, open, -k, layers);
@@ -213,7 +215,8 @@ static bool make_move(struct mt_placement *p, const struct mt_search *s, const s
         p->embedding = MT_EMBEDDING_HOST;
         add_records(&r, open, move == GATHER ? 0 : -k, layers);
         mt_records_place(&r, p);
-        return s->r->train && asked->embedding == MT_EMBEDDING_AUTO && old.embedding != p->embedding;
+        return (move == GATHER || open->n) && s->r->train && asked->embedding == MT_EMBEDDING_AUTO &&
+               old.embedding != p->embedding;
     case STAY:
         p->adapters = MT_ADAPTERS_RESIDENT;
         return s->r->train && asked->adapters == MT_ADAPTERS_AUTO && g->r.layout->n_adapters &&

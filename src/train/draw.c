@@ -123,13 +123,14 @@ static size_t pick_of_likeliest(const struct mt_drawing *d, const float *logits,
         if (n >= k || margin > MOST_MARGIN || (k == d->of && (sum >= d->g->top_p * all || exp(-margin) < d->g->min_p)))
             break;
     }
-    for (size_t i = 0; i < n && n > k; i++)
-        d->weight[i] = 1;
     if (n > k) {
+        for (size_t i = 0; i < n; i++)
+            d->weight[i] = 1;
         n = cut(d, n, (double)k, 0);
         sum = weigh(d, n, best);
     }
-    n = cut(d, n, d->g->top_p < 1 ? d->g->top_p * (k == d->of ? all : sum) : INFINITY, d->g->min_p);
+    if (d->g->top_p < 1 || d->g->min_p > 0)
+        n = cut(d, n, d->g->top_p < 1 ? d->g->top_p * (k == d->of ? all : sum) : INFINITY, d->g->min_p);
     for (size_t i = 0; i < n; i++)
         kept += d->weight[i];
     return d->candidate[reach(d, n, u * kept)].id;

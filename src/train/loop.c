@@ -106,7 +106,8 @@ static int count_skip(struct mt_loop *l, const struct mt_step_result *r, struct 
     l->st->skips_in_row++;
     char what[64] = "skipped";
     if (!r->skipped)
-        snprintf(what, sizeof(what), "skipped %zu of %d blocks", r->n_skipped, l->setup->choice.layout->units[l->setup->choice.layout->n_units - 1].block + 1);
+        snprintf(what, sizeof(what), "skipped %zu of %zu blocks", r->n_skipped,
+                 mt_layout_n_blocks(l->setup->choice.layout));
     mt_warn("step %llu %s: %s of %s %s not finite (%llu in a row, %llu in all)", (unsigned long long)l->st->step, what,
             r->bad_router ? "logits" : "the gradient", r->bad_tensor, r->bad_router ? "are" : "is",
             (unsigned long long)l->st->skips_in_row, (unsigned long long)l->st->skips);

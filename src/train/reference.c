@@ -31,8 +31,8 @@ const double *mt_reference_of_evaluation(const struct mt_session *s, size_t lear
 /* Documents of the step whose log-probability is not known yet. */
 static size_t count_unknown(const struct mt_step_data *data, const double *of)
 {
-    size_t unknown = 0, n, chunks;
-    const struct mt_batch *b = mt_step_whole(data, &n, &chunks);
+    size_t unknown = 0, n;
+    const struct mt_batch *b = mt_step_whole(data, &n);
     for (const struct mt_batch *end = b + n; b < end; b++)
         for (size_t d = 0; d < b->n_docs; d++)
             unknown += isnan(of[b->sample[d]]) != 0;
@@ -41,8 +41,8 @@ static size_t count_unknown(const struct mt_step_data *data, const double *of)
 
 static void take(const struct mt_step_data *data, const double *doc_loss, double *of)
 {
-    size_t n, chunks;
-    const struct mt_batch *b = mt_step_whole(data, &n, &chunks);
+    size_t n;
+    const struct mt_batch *b = mt_step_whole(data, &n);
     for (const struct mt_batch *end = b + n; b < end; b++)
         for (size_t d = 0; d < b->n_docs; d++, doc_loss++)
             if (isnan(of[b->sample[d]]))
