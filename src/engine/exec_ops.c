@@ -388,13 +388,13 @@ static int perturb_range(const struct mt_binding *b, const struct perturbed *p, 
     return rc;
 }
 
-/* Copies the buffer, and adds noise to what is trained of it. */
+/* Copies the buffer, and adds noise to what is trained of it, if the layer takes any. */
 static int perturb_pair(const struct mt_binding *b, const struct perturbed *p, struct mt_err *err)
 {
     const struct mt_unit *u = &b->layout->units[p->o->unit];
     const bool adapters = p->o->kind == MT_OBJ_ADAPTERS;
     int rc = mt_op_cast(b->dev, &(struct mt_cast){p->o->bytes / sizeof(float), MT_F32, MT_F32, p->from, p->to}, err);
-    for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges && p->noise.scale != 0 && !rc; i++) {
         const struct mt_range *r = &b->layout->ranges[i];
         size_t at = adapters ? r->at : mt_unit_range_at(b->layout, (size_t)p->o->unit, r, b->dtype);
         if (r->kind == MT_RANGE_TRAINED && adapters == is_apart(b, u, r))

@@ -101,6 +101,8 @@ int mt_host_memory_grow_spill(mt_engine *e, size_t bytes, struct mt_err *err)
     int rc = mt_host_alloc(&spill, bytes, "boundaries and activations", err);
     rc = rc ?: locks_all(e) ? register_all(e, spill, bytes, err) : 0;
     if (rc) {
+        if (spill)
+            unregister_all(e, spill);
         mt_host_free(spill, bytes);
         return rc;
     }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sparse-MeZO's limits: of each tensor, the size that a share of its weights does not exceed when the run begins. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -21,11 +20,13 @@ static int find_limit(mt_engine *e, const struct mt_tensor *t, uint64_t *count, 
         for (size_t i = 0; i < n && !rc; i++)
             count[hi[i] & MT_NOISE_ALL]++;
     }
+    if (rc)
+        return rc;
     double some = e->p.numerics.mezo.small * (double)t->n;
     uint64_t below = 0;
     for (*limit = 0; (double)(below += count[*limit]) < some;)
         ++*limit;
-    return rc;
+    return 0;
 }
 
 int mt_engine_find_limits(mt_engine *e, struct mt_err *err)
@@ -46,6 +47,8 @@ int mt_engine_find_limits(mt_engine *e, struct mt_err *err)
         if (!at || limit > 0) /* it was found before, by this run */
             continue;
         rc = find_limit(e, t, count, &code, err);
+        if (rc)
+            break;
         limit = code ? mt_bf16_to_f32((uint16_t)code) : INFINITY; /* zeros alone: all of them */
         memcpy(at, &limit, sizeof(limit));
     }

@@ -323,7 +323,7 @@ static inline struct mt_kernel_part mt_kernel_part_at(const struct mt_kernel *k,
     static const size_t bytes[] = {[MT_STATE_F32] = sizeof(float), [MT_STATE_BF16] = sizeof(uint16_t)};
     struct mt_kernel_part p = {.n = n, .words = words, .halves = halves,
                                .hi = k->hi + i, .lo = k->lo ? k->lo + i : NULL, .lo8 = k->lo8 ? k->lo8 + i : NULL,
-                               .grad = (const char *)k->grad + i * mt_dtype_size(k->grad_dtype),
+                               .grad = k->grad ? (const char *)k->grad + i * mt_dtype_size(k->grad_dtype) : NULL,
                                .grad_dtype = k->grad_dtype, .counts = all};
     for (int j = 0; j < 2 && k->state[j]; j++)
         p.state[j] = (char *)k->state[j] + (k->state_type == MT_STATE_8BIT ? i / MT_BLOCK8 * MT_BLOCK8_BYTES

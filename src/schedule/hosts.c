@@ -207,7 +207,7 @@ static void take_waits(const struct part *s, struct mt_instr *own, const struct 
         }
 }
 
-/* An instruction of the whole that is here, with what it waited for as far as that is here, or comes from elsewhere. */
+/* An instruction of the whole that is here. */
 static int32_t take(struct part *s, const struct mt_instr *in)
 {
     struct mt_instr own = *in;
@@ -217,11 +217,11 @@ static int32_t take(struct part *s, const struct mt_instr *in)
         own.wait[q] = MT_NO_WAIT;
     take_waits(s, &own, in);
     for (int k = 0; k < in->n_operands; k++) {
-        enum mt_pool_id pool = s->whole->objects[in->operand[k].object].pool;
+        const struct mt_object *o = &s->whole->objects[in->operand[k].object];
         if (in->operand[k].access & MT_WRITE) /* over what was sent from there */
             wait_for(s, &own, s->sent[buffer_of(s, &in->operand[k])]);
-        if (mt_pool_is_of_spills(pool))
-            own.operand[k].buffer = (int16_t)(in->operand[k].buffer % s->params->n_buffers[0][pool]);
+        if (o->kind == MT_OBJ_SPILLED)
+            own.operand[k].buffer = (int16_t)(in->operand[k].buffer % s->params->n_buffers[0][o->pool]);
     }
     if (in->op == MT_OP_STORE && moves_spilled(s, in)) /* the same */
         wait_for(s, &own, s->home_use[in->operand[0].object][MT_Q_NET]);
@@ -304,16 +304,6 @@ static void take_all(struct part *s)
     }
 }
 
-/* At the end of spill memory, or of what is spilled to the disk. */
-static int64_t add_home(struct mt_program *p, const struct mt_object *x)
-{
-    const bool disk = x->kind == MT_OBJ_SPILLED, sum = !disk && mt_pools[x->pool].spilled == MT_NO_POOL;
-    size_t *end = disk ? &p->disk_spill_bytes : &p->spill_bytes, bytes = mt_align_up(x->bytes, 4096);
-    p->sum_bytes += sum ? bytes : 0;
-    *end += bytes;
-    return (int64_t)(*end - bytes);
-}
-
 /* The newest instruction here that uses the object's home. */
 static int32_t home_until(const struct part *s, int object)
 {
@@ -343,7 +333,7 @@ static void give_home(struct part *s, int object, int32_t at, int *homes, size_t
     }
     size_t most = s->params->most_spill, end = s->out->spill_bytes + mt_align_up(x->bytes, 4096);
     if (!n_free || (n_free <= HOMES_LEFT && (!most || end <= most))) {
-        x->spill = add_home(s->out, x);
+        mt_program_add_home(s->out, x);
         homes[(*n)++] = object;
         return;
     }
@@ -375,7 +365,7 @@ static int take_objects(struct part *s, struct mt_err *err)
             if (x->spill == HOMELESS && x->kind == MT_OBJ_GRAD && home_until(s, o) != NONE)
                 give_home(s, o, (int32_t)i, homes, &n);
             else if (x->spill == HOMELESS)
-                x->spill = add_home(p, x);
+                mt_program_add_home(p, x);
         }
     for (size_t o = 0; o < p->n_objects; o++)
         p->objects[o].spill = MT_MAX(p->objects[o].spill, (int64_t)-1);

@@ -36,6 +36,15 @@ unsigned mt_program_placed_for(const struct mt_program_params *p)
     return (unsigned)mt_program_gathers(p) | (unsigned)p->spill_disk << 1;
 }
 
+/* Whether it is the host pool of objects on their way to the disk. */
+static bool is_of_spills(int pool)
+{
+    bool any = false;
+    for (int i = 0; i < MT_N_POOLS; i++)
+        any |= mt_pools[i].spilled == (enum mt_pool_id)pool;
+    return any;
+}
+
 /* As many host buffers as there are now: the device's are placed. Of spills each host of the whole step has its own. */
 static void size_host_pools(struct mt_program *p, const struct mt_program_params *params)
 {
@@ -44,7 +53,7 @@ static void size_host_pools(struct mt_program *p, const struct mt_program_params
         mt_program_buffer_bytes(params, lane, bytes);
         for (int i = 0; i < MT_N_POOLS; i++) {
             int each = bytes[i] && !lane ? params->n_buffers[0][i] : 0;
-            int hosts = mt_pool_is_of_spills((enum mt_pool_id)i) ? mt_program_hosts(params) : 1;
+            int hosts = is_of_spills(i) ? mt_program_hosts(params) : 1;
             if (!mt_pools[i].device)
                 p->pool[lane][i] = (struct mt_pool_shape){each * hosts, bytes[i]};
         }

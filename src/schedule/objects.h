@@ -15,6 +15,8 @@ static inline bool mt_use_is_made(const struct mt_program_params *p, const struc
         return false;
     return !mt_kinds[v->kind].trained || p->units[v->unit].trainable;
 }
+/** Gives the object a home at the end of spill memory, or of what is spilled to the disk. */
+void mt_program_add_home(struct mt_program *p, struct mt_object *o);
 /** How many objects a value has, and which of them an operation for the micro-batch uses. */
 static inline size_t mt_value_objects(const struct mt_program_params *p, const struct mt_value *v)
 {

@@ -128,9 +128,7 @@ static void take_home(struct mt_placer *p, struct mt_object *o)
     bool staged = p->params->spill_disk && mt_pools[o->pool].spilled != MT_NO_POOL; /* then stage.c chooses its home */
     if (o->spill >= 0 || staged || mt_kinds[o->kind].home == MT_HOME_PLANE)
         return;
-    o->spill = (int64_t)p->draft->spill_bytes;
-    p->draft->spill_bytes += mt_align_up(o->bytes, 4096);
-    p->draft->sum_bytes += mt_pools[o->pool].spilled == MT_NO_POOL ? mt_align_up(o->bytes, 4096) : 0;
+    mt_program_add_home(p->draft, o);
 }
 
 /* After what other lanes do with the old content of its home. */
@@ -466,10 +464,12 @@ static int place_residents(struct mt_placer *p, struct mt_err *err)
 int mt_program_check_pools(const struct mt_program_params *p, struct mt_err *err)
 {
     for (int lane = 0; lane < mt_program_lanes(p); lane++)
-        for (int i = 0; i < MT_N_POOLS; i++)
-            if (p->n_buffers[lane][i] > MT_MAX_BUFFERS / (mt_pools[i].device ? 1 : mt_program_hosts(p)))
+        for (int i = 0; i < MT_N_POOLS; i++) {
+            int most = MT_MAX_BUFFERS / (mt_pools[i].device ? 1 : mt_program_hosts(p));
+            if (p->n_buffers[lane][i] > most)
                 return mt_fail(err, MT_ERR_NO_FIT, -EINVAL, "%d buffers of pool \"%s\" are more than the limit of %d",
-                               p->n_buffers[lane][i], mt_pools[i].name, MT_MAX_BUFFERS);
+                               p->n_buffers[lane][i], mt_pools[i].name, most);
+        }
     return 0;
 }
 

@@ -68,6 +68,15 @@ void mt_program_finish(struct mt_program *p)
     *p = (struct mt_program){0};
 }
 
+void mt_program_add_home(struct mt_program *p, struct mt_object *o)
+{
+    const bool disk = o->kind == MT_OBJ_SPILLED, sum = !disk && mt_pools[o->pool].spilled == MT_NO_POOL;
+    size_t *end = disk ? &p->disk_spill_bytes : &p->spill_bytes, bytes = mt_align_up(o->bytes, 4096);
+    o->spill = (int64_t)*end;
+    *end += bytes;
+    p->sum_bytes += sum ? bytes : 0;
+}
+
 bool mt_instr_returns(const struct mt_program *p, const struct mt_instr *in)
 {
     return in->op == MT_OP_STORE && mt_kinds[p->objects[in->operand[0].object].kind].returns;

@@ -64,21 +64,12 @@ static void set_made(struct mt_stager *s, int object, int q, int32_t at)
         t->made[i] = i == q ? at : MT_NO_WAIT;
 }
 
-static int64_t spill_home(struct mt_stager *s, int object)
-{
-    struct mt_object *o = &s->out->objects[object];
-    if (mt_kinds[o->kind].home == MT_HOME_SPILL && o->spill < 0) {
-        o->spill = (int64_t)s->out->disk_spill_bytes;
-        s->out->disk_spill_bytes += o->bytes;
-    }
-    return o->spill;
-}
-
 static void write_home(struct mt_stager *s, int object, bool update)
 {
     struct mt_staged *t = &s->staged[object];
-    const struct mt_object *o = &s->out->objects[object];
-    spill_home(s, object);
+    struct mt_object *o = &s->out->objects[object];
+    if (mt_kinds[o->kind].home == MT_HOME_SPILL && o->spill < 0)
+        mt_program_add_home(s->out, o);
     struct mt_instr in = transfer(MT_OP_WRITE, o);
     in.update = update;
     if (o->kind == MT_OBJ_STATE)
@@ -103,10 +94,10 @@ static int32_t age_of(const struct mt_stager *s, const struct mt_stage_buffer *b
 /* Gives the object a buffer of its pool; writes what is in it to the disk if that is dirty and used again. */
 static void take_buffer(struct mt_stager *s, int object)
 {
-    int pool = s->out->objects[object].pool, n = s->out->pool[0][pool].n, best_next = MT_STAGE_NONE;
-    bool own = mt_pool_is_of_spills((enum mt_pool_id)pool); /* each host has as many of its own */
-    n /= own ? mt_program_hosts(s->params) : 1;
-    int first = own ? n * mt_program_host_of(s->params, s->out->objects[object].lane) : 0, best = first;
+    const struct mt_object *o = &s->out->objects[object];
+    const bool own = o->kind == MT_OBJ_SPILLED; /* each host has as many of its own */
+    int pool = o->pool, n = s->out->pool[0][pool].n / (own ? mt_program_hosts(s->params) : 1);
+    int first = own ? n * mt_program_host_of(s->params, o->lane) : 0, best = first, best_next = MT_STAGE_NONE;
     for (int i = first; i < first + n; i++) {
         const struct mt_stage_buffer *b = &s->buffers[pool][i];
         int next = b->object == MT_STAGE_NONE ? MT_STAGE_NEVER : s->staged[b->object].next_use;

@@ -73,14 +73,6 @@ const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
     [MT_POOL_SPILLED_DKEYS] = HOST_POOL("staging of their gradients", 2),
 };
 
-bool mt_pool_is_of_spills(enum mt_pool_id pool)
-{
-    bool any = false;
-    for (int i = 0; i < MT_N_POOLS; i++)
-        any |= mt_pools[i].spilled == pool;
-    return any;
-}
-
 /* Pools of a kind whose objects are as large as a unit's parameters, and of a kind with one pool. */
 #define BY_CLASS(pool)                                                                                                 \
     {[MT_CLASS_LAYER] = pool,                                                                                          \

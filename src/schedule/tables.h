@@ -121,8 +121,6 @@ struct mt_pool_desc {
     enum mt_pool_id spilled; /* host pool for its objects on their way to the disk; MT_NO_POOL: never spilled */
 };
 extern const struct mt_pool_desc mt_pools[MT_N_POOLS];
-/** Whether it is the host pool of objects on their way to the disk. */
-bool mt_pool_is_of_spills(enum mt_pool_id pool);
 
 /** Uses of disk traffic. */
 enum mt_disk_use {
