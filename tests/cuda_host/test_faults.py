@@ -48,7 +48,10 @@ if "undefined" in sanitizers:
     expect("static-shared-overrun", "out of bounds", "float [256]")
 if "thread" in sanitizers:
     expect("race", "data race", "turn")
-    expect("stream-race", "data race", "add_one")
+    # Delays make it likely that the streams overlap; where they do not, their order hides the race.
+    seen = (run("stream-race", MT_EMU_SEED=str(s), MT_EMU_JITTER_US="2000")[2] for s in range(1, 6))
+    if not any("data race" in err and "add_one" in err for err in seen):
+        failures.append("a missing event wait was no data race in any of five orders")
 else:  # what a result should not depend on differs by seed
     if run("stream-race", MT_EMU_SEED="7", MT_EMU_JITTER_US="2000")[0] != 4:
         failures.append("a missing event wait did not show")
