@@ -5,10 +5,9 @@
   tiers.py CHOICE BUILD            names of the tests of a choice
 A choice is `first`, the first tier; `rest`, those of the plain build that CI runs after it; `sanitized`, those that CI runs under
 AddressSanitizer; `threads`, those that it runs under ThreadSanitizer.
-Of all but the first tier CI runs a third, another third with the next commit, and those whose sources changed lately."""
+Of all but the first tier CI runs a third, another third with the next commit, and those whose own sources changed lately."""
 import json
 import os
-import re
 import subprocess
 import sys
 import zlib
@@ -16,8 +15,6 @@ import zlib
 ROOT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 TURNS = 3  # a test runs in one of so many landings
 RECENT = 30  # commits: what one landing brings, with some to spare; a test runs if its sources changed in these
-# What a folder of tests is about, beside its own files.
-ABOUT = [(r"tests/unit/(\w+)/", r"src/\1/"), (r"tests/device/", "src/device/"), (r"tests/cuda_(host|ptx)/", "cuda/")]
 
 
 def introspected(build, what):
@@ -61,21 +58,16 @@ def recent_changes():
     return set(git("diff", "--name-only", f"HEAD~{RECENT}").splitlines())
 
 
-def has_changed(own, changed):
-    about = [re.sub(pattern, folder, re.match(pattern, s)[0]) for s in own for pattern, folder in ABOUT if re.match(pattern, s)]
-    return bool(own & changed) or any(c.startswith(tuple(about)) for c in changed if about)
-
-
 def in_turn(build, tests):
-    """Those of the tests whose turn it is, by the number of commits, and those whose sources changed. All where there is
-    no history to tell."""
+    """Those of the tests whose turn it is, by the number of commits, and those whose own sources changed. All where
+    there is no history to tell."""
     try:
         number, changed = int(git("rev-list", "--count", "HEAD")), recent_changes()
     except (OSError, subprocess.CalledProcessError):
         return tests
     own = sources(build)
     return [t for t in tests
-            if (zlib.crc32(t["name"].encode()) + number) % TURNS == 0 or has_changed(own[t["name"]], changed)]
+            if (zlib.crc32(t["name"].encode()) + number) % TURNS == 0 or own[t["name"]] & changed]
 
 
 def beyond_first(build):
