@@ -162,7 +162,7 @@ static const struct mt_key keys[] = {
      "last norm stay as they are."},
     {"train", "delink_at", MT_RELEASED, MT_KEY_COUNT, AT(train.delink_at), "0", NULL, 0, 1e15, NULL,
      "With model.share_layers: the step after which the run goes on as with 1, which needs the memory that a plan with 1 shows. "
-     "It saves a checkpoint there, and goes on from it. 0: never."},
+     "It saves a checkpoint there, and goes on from it; its start warns if that will not fit. 0: never."},
     {"train", "seed", MT_NUMERICS, MT_KEY_COUNT, AT(train.seed), "42", NULL, 0, 9e15, NULL,
      "Seed of all random numbers."},
     {"train", "max_skips", MT_NUMERICS, MT_KEY_COUNT, AT(train.max_skips), "5", NULL, 1, 1e9, NULL,

@@ -7,7 +7,7 @@ import re
 import tempfile
 
 from same_bits import DRIVE, PIECES, RECOMPUTE, Same
-from tiny import POISON, base, chosen, losses, megatrain, metrics, read_safetensors, write_ini
+from tiny import POISON, base, chosen, config, losses, megatrain, metrics, read_safetensors, write_data, write_ini, write_model
 
 #: groups of layers: two and one; one with a window and one without; two mixtures, and two more
 MODELS = {
@@ -115,6 +115,17 @@ def refusals():
         assert "--no-save" in megatrain("run", write_ini(ini, with_delink), "--no-save", "--resume", expect=2).stderr
 
 
-for test in chosen([dense, windows, mixture, checkpoints, refusals]):
+def room():
+    """What the last phase will lack is told at the start, and is no error: another machine may go on."""
+    with tempfile.TemporaryDirectory() as tmp:
+        model = write_model(os.path.join(tmp, "model"), config("qwen3", num_hidden_layers=4, hidden_size=256, intermediate_size=2048))
+        ini = write_ini(os.path.join(tmp, "a.ini"), base(model, write_data(os.path.join(tmp, "d.jsonl")), os.path.join(tmp, "out"),
+                                                         model__init="random", train__steps=4, **SHARED))
+        said = {b: megatrain("run", ini, "--dry-run", "--set", f"memory.host_budget={b}").stderr for b in ("400MiB", "180MiB")}
+        assert "there is no room" not in said["400MiB"], said["400MiB"]
+        assert "from step 2 on each layer has weights of its own" in said["180MiB"], said["180MiB"]
+
+
+for test in chosen([dense, windows, mixture, checkpoints, refusals, room]):
     test()
     print(f"ok {test.__name__}", flush=True)
