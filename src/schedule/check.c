@@ -338,16 +338,18 @@ static int unit_of_weights(const struct mt_checker *c, const struct mt_instr *in
 static int check_lists(struct mt_checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
-    int rc = 0, unit = unit_of_weights(c, in);
+    int rc = 0, unit = unit_of_weights(c, in), load = *loaded_on(c, unit, in->lane);
     for (int k = 0; !rc && in->queue == MT_Q_COMPUTE && k < in->n_operands; k++) {
         const struct mt_operand *op = &in->operand[k];
+        if (op->role == MT_ROLE_MOMENTS && load != NONE)
+            rc = mt_check_that(c, i, !c->p->instrs[load].if_rows, load, "makes a direction by weights that may have been skipped");
         if (op->role != MT_ROLE_ROUTING || !(op->access & MT_READ))
             continue;
         if (op->access & MT_WRITE) {
             c->objects[op->object].routed = (int)i;
             continue;
         }
-        rc = check_if_rows(c, i, op->object, *loaded_on(c, unit, in->lane));
+        rc = check_if_rows(c, i, op->object, load);
         if (!rc)
             rc = check_if_rows(c, i, op->object, c->units[unit].fetched);
     }

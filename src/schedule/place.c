@@ -200,7 +200,9 @@ static void await_lists(const struct mt_placer *p, struct mt_placed *load)
         load->key.release = MT_MAX(load->key.release, lists);
     }
     bool known = mt_groups_in_use(p->params->groups, p->params->n_micro) == 1; /* else other groups' lists may come later */
-    load->in.if_rows = known && lists != NONE && load->compute >= lists;
+    /* a direction is made by the weights of all experts, with rows or without */
+    bool directs = p->params->mode == MT_MODE_TRAIN && p->params->units[load->in.unit].moment_bytes;
+    load->in.if_rows = known && !directs && lists != NONE && load->compute >= lists;
 }
 
 static size_t load_bytes(const struct mt_placer *p, const struct mt_object *o)

@@ -20,6 +20,10 @@ PLACES = {
     "a drive, backward, saves": (PIECES, {**DRIVE, **BACKWARD, "memory__update_pending": 0, "eval__every": 1,
                                           "checkpoint__every": 1}),
     "two devices": (POISON, {"device__gpus": 2, "memory__expert_group": 2}),
+    "experts without rows": (POISON, {"memory__slots": 2, "memory__expert_group": 1, "data__packing": "off",
+                                      "train__batch_size": 1, "train__micro_batch": 1}),
+    "a device without rows": (POISON, {"memory__slots": 2, "device__gpus": 2, "train__groups": 2, "train__batch_size": 6,
+                                       "data__max_samples": 40}),
 }
 KEYS = {"galore": {"optimizer__rank": 8, "optimizer__projection_gap": 3}}  # projections are found in the first step and the last
 MODELS = {

@@ -194,6 +194,33 @@ TEST(experts_run_once_a_group)
     }
 }
 
+/* In a step of one group the rows of experts are known; their directions want all their weights nevertheless. */
+TEST(weights_by_which_a_direction_is_made_are_never_skipped)
+{
+    size_t rejected = 0;
+    for (int v = 0; v < 32; v++) {
+        struct experts e;
+        struct mt_program prog;
+        struct mt_err err = {0};
+        make_mixture(&e, 4, 4);
+        e.p.n_micro = 1;
+        for (size_t u = 0; u < e.p.n_units; u++)
+            e.units[u].moment_bytes = e.units[u].trainable ? 64 : 0;
+        take_buffers(&e.p, v % 4);
+        build(&e.p, &prog);
+        for (size_t i = prog.n_instrs; i-- > 0;)
+            assert_false(prog.instrs[i].if_rows);
+        for (size_t i = 0; i < prog.n_instrs; i++) {
+            struct mt_instr *in = &prog.instrs[i];
+            in->if_rows = in->op == MT_OP_LOAD && e.units[in->unit].follows_lists &&
+                          prog.objects[in->operand[0].object].kind == MT_OBJ_WEIGHTS && i > prog.n_instrs / 2;
+        }
+        rejected += mt_program_check(&prog, &err) == -EPROTO && strstr(err.msg, "a direction by weights that may have been skipped");
+        mt_program_finish(&prog);
+    }
+    assert_true(rejected > 0);
+}
+
 /* One group is no group: the same instructions as without. */
 TEST(one_group_is_the_whole_step)
 {
