@@ -24,12 +24,14 @@ static double byte_ns(const struct mt_sim_params *p)
     return mt_machine_update_ns(p->machine, p->update_threads) / mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16);
 }
 
-static void price_update(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
+/* ns: of an element; 0: not yet known. A step has thousands of updates, so that is looked up once. */
+static void price_update(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p, double *ns)
 {
     const struct mt_optimizer *o = p->numerics->optimizer;
     double n = (double)in->elems;
+    *ns = *ns > 0 ? *ns : mt_machine_optimizer_ns(p->machine, p->numerics, p->update_threads);
     t->bytes = n * mt_optimizer_bytes(o, p->numerics->master, p->numerics->grad_dtype);
-    t->seconds = n * mt_machine_optimizer_ns(p->machine, p->numerics, p->update_threads) * 1e-9;
+    t->seconds = n * *ns * 1e-9;
 }
 
 /*
@@ -109,7 +111,7 @@ static void price_message(struct mt_sim_task *t, const struct mt_instr *in, cons
 }
 
 static int price(struct mt_sim_task *t, const struct mt_program *prog, const struct mt_instr *in,
-                 mt_cost_table *costs, const struct mt_sim_params *p, struct mt_err *err)
+                 mt_cost_table *costs, const struct mt_sim_params *p, double *update_ns, struct mt_err *err)
 {
     struct mt_cost c;
     int rc = 0;
@@ -128,7 +130,7 @@ static int price(struct mt_sim_task *t, const struct mt_program *prog, const str
         else if (in->op == MT_OP_SCATTER)
             price_scatter(t, in, p);
         else
-            price_update(t, in, p);
+            price_update(t, in, p, update_ns);
         break;
     case MT_Q_H2D:
     case MT_Q_D2H:
@@ -190,6 +192,7 @@ int mt_sim_graph_build(struct mt_sim_graph *out, const struct mt_program *prog, 
 {
     MT_CLOSED_BY(mt_sim_graph_finish) struct mt_sim_graph g = {.n = prog->n_instrs, .n_lanes = prog->n_lanes};
     struct messages m = {.net_in = mt_sim_net_in(MT_MAX(g.n_lanes, 1)), .computing = MT_NO_WAIT};
+    double update_ns = 0;
     memset(m.wait, MT_NO_WAIT, sizeof(m.wait));
     int rc = MT_NEW(&g.tasks, g.n, "a simulation", err);
     for (size_t i = 0; i < g.n && !rc; i++) {
@@ -206,7 +209,7 @@ int mt_sim_graph_build(struct mt_sim_graph *out, const struct mt_program *prog, 
         if (in->queue == MT_Q_COMPUTE)
             m.computing = in->lane ? m.computing : (int32_t)i;
         if (!in->once) /* it takes time only in the first step */
-            rc = price(t, prog, in, costs, p, err);
+            rc = price(t, prog, in, costs, p, &update_ns, err);
         leave_out_idle(t, in, p);
         if (mt_opcodes[in->op].ends_forward)
             g.turn = i;
