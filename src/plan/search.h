@@ -31,7 +31,9 @@ struct mt_plan_request {
 struct mt_plan_tried {
     struct mt_numerics numerics;
     struct mt_placement placement;
-    double seconds;
+    double seconds, written; /* to drives, in bytes */
+    int64_t asked_slots;     /* those of the request, which may be MT_AUTO */
+    uint64_t host_bytes, device_bytes;
 };
 
 /** Where a unit's planes are. */

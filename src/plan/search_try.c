@@ -2,6 +2,7 @@
 /* Candidates of a search: trying one, and what it costs at least. */
 
 #include <math.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "plan/search_priv.h"
@@ -17,9 +18,14 @@ static bool remember(struct mt_search *s, const struct mt_plan_request *r, const
     if (!mt_grow(&s->tried, &s->cap_tried, s->n_tried + 1, sizeof(*s->tried)))
         return false;
     struct mt_plan_tried *t = &s->tried[s->n_tried++];
-    *t = (struct mt_plan_tried){r->numerics, r->placement, c ? c->sim.seconds : 0};
-    if (c)
+    *t = (struct mt_plan_tried){.numerics = r->numerics, .placement = r->placement, .asked_slots = r->placement.slots};
+    if (c) {
         t->placement.slots = c->placement.slots;
+        t->seconds = c->sim.seconds;
+        t->written = c->sim.bytes[MT_SIM_DISK_WRITE];
+        t->host_bytes = c->host_bytes;
+        t->device_bytes = c->engine.device_bytes;
+    }
     return true;
 }
 
@@ -37,6 +43,27 @@ static bool is_better(const struct mt_search *s, const struct mt_plan_choice *c)
     double seconds = seconds_of(s, &c->sim), least = seconds_of(s, best);
     return !s->found || seconds < least * (1 - 1e-6) ||
            (seconds < least * (1 + 1e-6) && c->engine.device_bytes < s->best.engine.device_bytes);
+}
+
+/* Whether the candidate was tried before, and is not the best: then *c has the numbers by which it is judged, or *rc
+ * says that it does not fit. Moves of several sizes, and from several groups, come to the same candidates. */
+static bool recall(const struct mt_search *s, const struct mt_plan_request *r, struct mt_plan_choice *c, int *rc)
+{
+    struct mt_placement p = r->placement;
+    for (const struct mt_plan_tried *t = s->tried; t < s->tried + s->n_tried; t++) {
+        p.slots = t->placement.slots;
+        if (t->asked_slots != r->placement.slots || memcmp(&t->placement, &p, sizeof(p)) ||
+            memcmp(&t->numerics, &r->numerics, sizeof(r->numerics)))
+            continue;
+        *rc = t->seconds > 0 ? 0 : -ENOSPC;
+        c->placement.slots = t->placement.slots;
+        c->sim.seconds = t->seconds;
+        c->sim.bytes[MT_SIM_DISK_WRITE] = t->written;
+        c->host_bytes = t->host_bytes;
+        c->engine.device_bytes = t->device_bytes;
+        return s->found && (*rc || !is_better(s, c));
+    }
+    return false;
 }
 
 /* Is it nearer to fitting than what failed before? One that lacks host memory has enough of the device's. `least`: it is of
@@ -58,7 +85,9 @@ int mt_search_try(struct mt_search *s, struct mt_search_group *g, const struct m
     struct mt_plan_request r = g->r;
     struct mt_err why = {0};
     r.placement = *p;
-    int rc = mt_plan_with_costs(&c, &r, g->costs, NULL, &why);
+    int rc = 0;
+    if (!recall(s, &r, &c, &rc))
+        rc = mt_plan_with_costs(&c, &r, g->costs, NULL, &why);
     double took = rc ? INFINITY : seconds_of(s, &c.sim);
     if ((!rc || rc == -ENOSPC) && !remember(s, &r, rc ? NULL : &c))
         return mt_fail_nomem(err, "a search", s->n_tried * sizeof(*s->tried));
@@ -66,7 +95,7 @@ int mt_search_try(struct mt_search *s, struct mt_search_group *g, const struct m
         *seconds = took;
     if (rc == -ENOSPC) {
         bool least = p->activations != MT_ACT_KEEP && p->activations != MT_ACT_OFFLOAD && p->keep_layers <= 0;
-        if (is_nearer(s, &why, least))
+        if (!s->found && is_nearer(s, &why, least)) /* else nobody asks */
             s->err = why;
         s->has_err = true;
         return 0;
