@@ -37,6 +37,7 @@ static int32_t position_of(const struct mt_placed_list *list, const int32_t *pos
 }
 
 struct merge {
+    const struct mt_program *draft;
     struct mt_placed_queues *q;
     struct mt_program *out;
     int32_t *load_pos, *store_pos, *group_end, *host_pos;
@@ -45,23 +46,23 @@ struct merge {
 
 static void emit(struct merge *m, const struct mt_placed *e)
 {
-    struct mt_instr in = e->in;
+    struct mt_instr *in = &m->out->instrs[m->out->n_instrs++];
+    *in = *mt_placed_instr(m->draft, m->q, e);
     if (e->load.id != MT_NO_ENTRY)
-        in.wait[mt_queue_number(in.lane, MT_Q_H2D)] = position_of(&m->q->loads, m->load_pos, e->load);
-    if (e->store.id != MT_NO_ENTRY && in.queue != MT_Q_D2H)
-        in.wait[mt_queue_number(in.lane, MT_Q_D2H)] = position_of(&m->q->stores, m->store_pos, e->store);
-    if (e->compute != MT_NO_ENTRY && in.queue != MT_Q_COMPUTE)
-        in.wait[mt_queue_number(in.lane, MT_Q_COMPUTE)] = m->group_end[e->compute];
+        in->wait[mt_queue_number(in->lane, MT_Q_H2D)] = position_of(&m->q->loads, m->load_pos, e->load);
+    if (e->store.id != MT_NO_ENTRY && in->queue != MT_Q_D2H)
+        in->wait[mt_queue_number(in->lane, MT_Q_D2H)] = position_of(&m->q->stores, m->store_pos, e->store);
+    if (e->compute != MT_NO_ENTRY && in->queue != MT_Q_COMPUTE)
+        in->wait[mt_queue_number(in->lane, MT_Q_COMPUTE)] = m->group_end[e->compute];
     if (e->host != MT_NO_ENTRY)
-        in.wait[MT_Q_HOST] = m->host_pos[e->host];
+        in->wait[MT_Q_HOST] = m->host_pos[e->host];
     for (int k = e->others; k != MT_NO_ENTRY; k = m->q->wait[k].next) {
         const struct mt_placed_wait *w = &m->q->wait[k];
         bool load = mt_queue_kind(w->queue) == MT_Q_H2D;
         int32_t at = load ? position_of(&m->q->loads, m->load_pos, w->key)
                           : position_of(&m->q->stores, m->store_pos, w->key);
-        in.wait[w->queue] = MT_MAX(in.wait[w->queue], at);
+        in->wait[w->queue] = MT_MAX(in->wait[w->queue], at);
     }
-    m->out->instrs[m->out->n_instrs++] = in;
 }
 
 /* Copies that can start once compute entry c (its poisons included) has ended. */
@@ -117,9 +118,9 @@ int mt_placed_merge(struct mt_program *out, struct mt_program *draft, struct mt_
     size_t total = q->compute.n + q->loads.n + q->stores.n + q->poisons.n + q->host.n + q->updates.n;
     *out = *draft;
     draft->objects = NULL; /* `out` owns them now */
-    out->instrs = mt_calloc(total, sizeof(*out->instrs));
-    out->cap_instrs = total;
-    out->n_instrs = 0;
+    out->instrs = NULL;
+    out->n_instrs = out->cap_instrs = 0;
+    mt_grow(&out->instrs, &out->cap_instrs, total + 1, sizeof(*out->instrs));
     size_t n_pos = q->loads.n + q->stores.n + q->compute.n + q->host.n;
     int32_t *pos = mt_calloc(n_pos, sizeof(*pos));
     if (!out->instrs || !pos) {
@@ -127,7 +128,7 @@ int mt_placed_merge(struct mt_program *out, struct mt_program *draft, struct mt_
         mt_program_finish(out);
         return mt_fail_nomem(err, "a step program", total * sizeof(*out->instrs));
     }
-    struct merge m = {.q = q, .out = out, .load_pos = pos, .store_pos = pos + q->loads.n};
+    struct merge m = {.draft = draft, .q = q, .out = out, .load_pos = pos, .store_pos = pos + q->loads.n};
     m.group_end = m.store_pos + q->stores.n;
     m.host_pos = m.group_end + q->compute.n;
     merge_all(&m);

@@ -46,7 +46,19 @@ static void note_used(struct mt_placer *p, int lane, int pool, int buffer, int c
     p->lane[lane].best[pool][buffer / BLOCK].known = false;
 }
 
-static struct mt_placed *push(struct mt_placer *p, struct mt_placed_list *list, const struct mt_instr *in)
+/* Adds an instruction to the draft's; returns its number. */
+static int make_instr(struct mt_placer *p, const struct mt_instr *in)
+{
+    struct mt_placed_queues *q = &p->q;
+    if (!mt_grow(&q->made, &q->cap_made, q->n_made + 1, sizeof(*q->made))) {
+        p->failed = true;
+        return 0;
+    }
+    q->made[q->n_made] = *in;
+    return (int)(p->draft->n_instrs + q->n_made++);
+}
+
+static struct mt_placed *push(struct mt_placer *p, struct mt_placed_list *list, int instr)
 {
     if (!mt_grow(&list->e, &list->cap, list->n + 2, sizeof(*list->e))) {
         p->failed = true;
@@ -55,15 +67,15 @@ static struct mt_placed *push(struct mt_placer *p, struct mt_placed_list *list, 
             return NULL;
     }
     struct mt_placed *e = &list->e[list->n++];
-    *e = (struct mt_placed){.in = *in, .key = MT_NO_KEY, .load = MT_NO_KEY, .store = MT_NO_KEY,
+    *e = (struct mt_placed){.instr = instr, .key = MT_NO_KEY, .load = MT_NO_KEY, .store = MT_NO_KEY,
                             .compute = NONE, .host = NONE, .others = NONE};
     return e;
 }
 
-static struct mt_placed *push_compute(struct mt_placer *p, const struct mt_instr *in)
+static struct mt_placed *push_compute(struct mt_placer *p, int lane, int instr)
 {
-    struct mt_placed *e = push(p, &p->q.compute, in);
-    p->lane[in->lane].last_compute = (int)p->q.compute.n - 1;
+    struct mt_placed *e = push(p, &p->q.compute, instr);
+    p->lane[lane].last_compute = (int)p->q.compute.n - 1;
     return e;
 }
 
@@ -71,7 +83,7 @@ static struct mt_placed *push_compute(struct mt_placer *p, const struct mt_instr
 static void await_other(struct mt_placer *p, struct mt_placed *e, int lane, enum mt_queue kind, struct mt_copy_key key)
 {
     struct mt_placed_queues *q = &p->q;
-    if (key.id == NONE || lane == e->in.lane)
+    if (key.id == NONE || lane == mt_placed_instr(p->draft, q, e)->lane)
         return;
     if (!mt_grow(&q->wait, &q->cap_waits, q->n_waits + 1, sizeof(*q->wait))) {
         p->failed = true;
@@ -106,7 +118,7 @@ static void emit_poison(struct mt_placer *p, int lane, int pool, int buffer)
     struct mt_instr in = mt_instr_make(MT_OP_POISON, (size_t)p->draft->objects[b->object].unit, 0);
     in.lane = (uint8_t)lane;
     add_operand(&in, b->object, buffer, MT_WRITE);
-    struct mt_placed *e = push(p, &p->q.poisons, &in);
+    struct mt_placed *e = push(p, &p->q.poisons, make_instr(p, &in));
     if (e) {
         e->compute = used;
         e->store = b->store;
@@ -142,7 +154,7 @@ static void emit_store(struct mt_placer *p, int object)
     add_operand(&in, object, buffer, MT_READ);
     in.bytes = o->bytes;
     take_home(p, o);
-    struct mt_placed *e = push(p, &p->q.stores, &in);
+    struct mt_placed *e = push(p, &p->q.stores, make_instr(p, &in));
     if (!e)
         return;
     e->compute = s->last_write;
@@ -194,15 +206,16 @@ static int lists_of(const struct mt_placer *p, int unit)
  */
 static void await_lists(const struct mt_placer *p, struct mt_placed *load)
 {
-    int lists = lists_of(p, load->in.unit);
+    struct mt_instr *in = mt_placed_instr(p->draft, &p->q, load);
+    int lists = lists_of(p, in->unit);
     if (lists != NONE && p->params->mode == MT_MODE_LOGITS) {
         load->compute = MT_MAX(load->compute, lists);
         load->key.release = MT_MAX(load->key.release, lists);
     }
     bool known = mt_groups_in_use(p->params->groups, p->params->n_micro) == 1; /* else other groups' lists may come later */
     /* a direction is made by the weights of all experts, with rows or without */
-    bool directs = p->params->mode == MT_MODE_TRAIN && p->params->units[load->in.unit].moment_bytes;
-    load->in.if_rows = known && !directs && lists != NONE && load->compute >= lists;
+    bool directs = p->params->mode == MT_MODE_TRAIN && p->params->units[in->unit].moment_bytes;
+    in->if_rows = known && !directs && lists != NONE && load->compute >= lists;
 }
 
 static size_t load_bytes(const struct mt_placer *p, const struct mt_object *o)
@@ -227,7 +240,7 @@ static void push_load(struct mt_placer *p, struct mt_instr *in, int object, int 
     struct mt_place_buffer *b = buffer_at(p, in->lane, o->pool, c->buffer);
     struct mt_place_lane *l = &p->lane[in->lane];
     bool weights = mt_object_is_of_planes(o);
-    struct mt_placed *e = push(p, &p->q.loads, in);
+    struct mt_placed *e = push(p, &p->q.loads, make_instr(p, in));
     if (!e)
         return;
     const int used = used_at(p, in->lane, o->pool, c->buffer);
@@ -255,7 +268,7 @@ static void push_load(struct mt_placer *p, struct mt_instr *in, int object, int 
     if (o->kind == MT_OBJ_WEIGHTS)
         await_lists(p, e);
     c->load = c->loaded_by = e->key;
-    in->if_rows = e->in.if_rows;
+    in->if_rows = mt_placed_instr(p->draft, &p->q, e)->if_rows;
 }
 
 /* The load of weights in the parts in which they are updated, whose host entries are next to each other. */
@@ -297,7 +310,7 @@ static void emit_load(struct mt_placer *p, int object, int lane)
         add_operand(&join, object, c->buffer, MT_UPDATE);
         join.once = in.once;
         join.if_rows = in.if_rows;
-        struct mt_placed *j = push_compute(p, &join);
+        struct mt_placed *j = push_compute(p, lane, make_instr(p, &join));
         if (!j)
             return;
         j->load = c->load;
@@ -360,63 +373,63 @@ static void note_write(struct mt_placer *p, int object, int lane, int at, bool l
 
 static int place_compute(struct mt_placer *p, size_t i, struct mt_err *err)
 {
-    struct mt_instr in = p->draft->instrs[i];
-    int rc = make_resident(p, &in, err);
+    struct mt_instr *in = &p->draft->instrs[i];
+    int rc = make_resident(p, in, err);
     if (rc)
         return rc;
-    struct mt_placed *e = push_compute(p, &in);
+    struct mt_placed *e = push_compute(p, in->lane, (int)i);
     if (!e)
         return 0;
     int at = (int)p->q.compute.n - 1;
-    if (p->first_compute[in.unit] == NONE)
-        p->first_compute[in.unit] = at;
-    if (p->half_computed[in.unit] == NONE && 2 * (size_t)in.mb >= p->params->n_micro)
-        p->half_computed[in.unit] = at;
-    for (int k = 0; k < in.n_operands; k++) {
-        int o = in.operand[k].object;
-        struct mt_place_copy *c = copy_on(p, o, in.lane);
-        struct mt_place_buffer *b = buffer_at(p, in.lane, p->draft->objects[o].pool, c->buffer);
-        e->in.operand[k].buffer = (int16_t)c->buffer;
+    if (p->first_compute[in->unit] == NONE)
+        p->first_compute[in->unit] = at;
+    if (p->half_computed[in->unit] == NONE && 2 * (size_t)in->mb >= p->params->n_micro)
+        p->half_computed[in->unit] = at;
+    for (int k = 0; k < in->n_operands; k++) {
+        int o = in->operand[k].object;
+        struct mt_place_copy *c = copy_on(p, o, in->lane);
+        struct mt_place_buffer *b = buffer_at(p, in->lane, p->draft->objects[o].pool, c->buffer);
+        in->operand[k].buffer = (int16_t)c->buffer;
         raise_key(&e->load, c->load);
         c->load = MT_NO_KEY;
-        note_used(p, in.lane, p->draft->objects[o].pool, c->buffer, at);
-        if (in.operand[k].access & MT_WRITE) {
+        note_used(p, in->lane, p->draft->objects[o].pool, c->buffer, at);
+        if (in->operand[k].access & MT_WRITE) {
             raise_key(&e->store, b->store); /* the newest store that reads the old content */
             bool returns = mt_kinds[p->draft->objects[o].kind].returns && !p->draft->objects[o].resident;
-            note_write(p, o, in.lane, at, returns || p->leaves[i * MT_MAX_OPERANDS + (size_t)k]);
+            note_write(p, o, in->lane, at, returns || p->leaves[i * MT_MAX_OPERANDS + (size_t)k]);
         }
     }
-    release_operands(p, &in, i);
+    release_operands(p, in, i);
     return 0;
 }
 
 /* An update, or a GATHER, which writes its operand's home: the operand gets a buffer when it is used. */
 static void place_host(struct mt_placer *p, size_t i)
 {
-    struct mt_instr in = p->draft->instrs[i];
+    struct mt_instr *in = &p->draft->instrs[i];
     int at = (int)p->q.host.n;
-    if (in.op == MT_OP_UPDATE)
-        p->update[in.unit] = at;
-    for (int k = 0; k < in.n_operands; k++) {
-        struct mt_object *o = &p->draft->objects[in.operand[k].object];
+    if (in->op == MT_OP_UPDATE)
+        p->update[in->unit] = at;
+    for (int k = 0; k < in->n_operands; k++) {
+        struct mt_object *o = &p->draft->objects[in->operand[k].object];
         take_home(p, o);
-        p->objects[in.operand[k].object].gathered = at;
-        in.bytes += o->bytes;
+        p->objects[in->operand[k].object].gathered = at;
+        in->bytes += o->bytes;
     }
-    push(p, &p->q.host, &in);
+    push(p, &p->q.host, (int)i);
 }
 
 /* An update with gradients of this step: after those of its whole block have left the device. */
 static void place_own_update(struct mt_placer *p, size_t i)
 {
     const struct mt_instr *in = &p->draft->instrs[i];
-    struct mt_placed *e = push(p, &p->q.updates, in);
+    struct mt_placed *e = push(p, &p->q.updates, (int)i);
     if (!e)
         return;
     e->key = (struct mt_copy_key){NONE, NONE, (int)p->q.updates.n};
     for (int u = in->block; u < in->block_end; u++) {
         e->key.release = MT_MAX(e->key.release, p->left[u].release);
-        if (p->params->units[u].lane_back == e->in.lane)
+        if (p->params->units[u].lane_back == in->lane)
             raise_key(&e->store, p->left[u]);
         else
             await_other(p, e, p->params->units[u].lane_back, MT_Q_D2H, p->left[u]);
@@ -426,22 +439,22 @@ static void place_own_update(struct mt_placer *p, size_t i)
 /* A STORE_GRAD or STATS of the draft: released by its lane's compute entry before it. */
 static void place_store(struct mt_placer *p, size_t i)
 {
-    struct mt_instr in = p->draft->instrs[i];
-    struct mt_placed *e = push(p, &p->q.stores, &in);
+    struct mt_instr *in = &p->draft->instrs[i];
+    struct mt_placed *e = push(p, &p->q.stores, (int)i);
     if (!e)
         return;
-    e->compute = p->lane[in.lane].last_compute;
-    e->host = in.op == MT_OP_STORE_GRAD ? p->update[in.unit] : NONE; /* which reads the plane */
+    e->compute = p->lane[in->lane].last_compute;
+    e->host = in->op == MT_OP_STORE_GRAD ? p->update[in->unit] : NONE; /* which reads the plane */
     e->key = (struct mt_copy_key){e->compute, e->compute, (int)p->q.stores.n};
-    if (in.op == MT_OP_STORE_GRAD)
-        p->left[in.unit] = e->key;
-    for (int k = 0; k < in.n_operands; k++) {
-        int o = in.operand[k].object, buffer = copy_on(p, o, in.lane)->buffer;
-        struct mt_place_buffer *b = buffer_at(p, in.lane, p->draft->objects[o].pool, buffer);
-        e->in.operand[k].buffer = (int16_t)buffer;
+    if (in->op == MT_OP_STORE_GRAD)
+        p->left[in->unit] = e->key;
+    for (int k = 0; k < in->n_operands; k++) {
+        int o = in->operand[k].object, buffer = copy_on(p, o, in->lane)->buffer;
+        struct mt_place_buffer *b = buffer_at(p, in->lane, p->draft->objects[o].pool, buffer);
+        in->operand[k].buffer = (int16_t)buffer;
         raise_key(&b->store, e->key);
     }
-    release_operands(p, &in, i);
+    release_operands(p, in, i);
 }
 
 /* Gives objects that live for the run their buffers: the first ones of the pool, in order, in every program. */

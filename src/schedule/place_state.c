@@ -119,6 +119,7 @@ void mt_placer_free(struct mt_placer *p)
     for (size_t i = 0; i < MT_ARRAY_LEN(list); i++)
         free(list[i]->e);
     free(p->q.wait);
+    free(p->q.made);
     for (int lane = 0; lane < p->n_lanes; lane++)
         for (int i = 0; i < MT_N_POOLS; i++) {
             free(p->lane[lane].buffers[i]);

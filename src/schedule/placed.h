@@ -25,7 +25,7 @@ static inline int mt_compare_keys(const struct mt_copy_key *a, const struct mt_c
 
 /** An instruction before the merge. Its waits are keys and indices that stay valid when copies are sorted. */
 struct mt_placed {
-    struct mt_instr in;
+    int instr;                      /* mt_placed_instr() */
     struct mt_copy_key key;         /* of a copy: its own */
     struct mt_copy_key load, store; /* newest load and store of its lane to wait for */
     int compute, host;              /* compute entry of its lane (with its poisons), host entry, that must have ended */
@@ -50,7 +50,17 @@ struct mt_placed_queues {
     struct mt_placed_list updates; /* that use gradients of this step: of the host's queue, too, but released like copies */
     struct mt_placed_wait *wait;
     size_t n_waits, cap_waits;
+    struct mt_instr *made; /* the instructions that the placer has added to the draft's */
+    size_t n_made, cap_made;
 };
+
+/** The instruction of an entry: of the draft, or, with the numbers behind those, one that was made. */
+static inline struct mt_instr *mt_placed_instr(const struct mt_program *draft, const struct mt_placed_queues *q,
+                                               const struct mt_placed *e)
+{
+    size_t at = (size_t)e->instr;
+    return at < draft->n_instrs ? &draft->instrs[at] : &q->made[at - draft->n_instrs];
+}
 
 /**
  * Sorts the copies and writes the program: each copy right after the compute entry that releases it. Takes over the
