@@ -59,15 +59,17 @@ static int add_activations(struct mt_search *s, const struct mt_plan_request *r,
 {
     /* records go to the disk only if configured: they would wear drives out within weeks */
     static const enum mt_activations modes[] = {MT_ACT_KEEP, MT_ACT_RECOMPUTE, MT_ACT_OFFLOAD, MT_ACT_DISK};
+    bool generates = r->cache.slots && !r->train; /* a pass has no records: one mode is as good as another */
     int rc = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(modes) && !rc; i++) {
         struct mt_plan_request t = *r;
-        if (r->placement.activations == MT_ACT_AUTO ? modes[i] == MT_ACT_DISK : r->placement.activations != modes[i])
+        bool open = generates ? modes[i] == MT_ACT_RECOMPUTE : modes[i] != MT_ACT_DISK;
+        if (r->placement.activations == MT_ACT_AUTO ? !open : r->placement.activations != modes[i])
             continue;
         t.placement.activations = modes[i];
         t.placement.keep_layers = MT_MAX(r->placement.keep_layers, 0);
         rc = add_group(s, &t, costs, err);
-        if (rc || modes[i] != MT_ACT_RECOMPUTE || r->placement.keep_layers != MT_AUTO)
+        if (rc || modes[i] != MT_ACT_RECOMPUTE || r->placement.keep_layers != MT_AUTO || generates)
             continue;
         t.placement.keep_layers = most_kept(&t);
         for (int n = 0; n < MT_SEARCH_MAX_KEPT && t.placement.keep_layers > 0 && !rc; n++) {
