@@ -116,11 +116,29 @@ static int plan_round(struct round *out, const struct row *row, size_t best, con
     return rc;
 }
 
-static void print_json(const struct row *row, size_t n, size_t best, size_t len, const struct round *of)
+/* Of all layers, without states of recurrences. */
+static size_t cache_bytes(const struct plan_view *v)
+{
+    size_t bytes = 0;
+    for (size_t u = 0; u < v->layout->n_units; u++) {
+        struct mt_unit_cache c = mt_unit_cache(v->layout, u, v->cfg->numerics.dtype, 1);
+        bytes += c.kind == MT_CACHE_STATES ? 0 : c.bytes;
+    }
+    return bytes;
+}
+
+static bool keeps_latents(const struct plan_view *v)
+{
+    return v->cfg->numerics.latent_cache && v->hf.spec[0].kv_latent;
+}
+
+static void print_json(const struct plan_view *v, const struct row *row, size_t n, size_t best, size_t len,
+                       const struct round *of)
 {
     mt_json_begin();
-    cJSON *o = mt_json_put(NULL, "tokens_of_a_text=%f, best_texts=%f, tokens_per_second=%f", (double)len,
-                           (double)row[best].texts, row[best].per_second);
+    cJSON *o = mt_json_put(NULL, "tokens_of_a_text=%f, best_texts=%f, tokens_per_second=%f, cache_bytes_of_a_token=%f, cache_of=%s",
+                           (double)len, (double)row[best].texts, row[best].per_second, (double)cache_bytes(v),
+                           keeps_latents(v) ? "latents" : "keys and values");
     cJSON *list = cJSON_AddArrayToObject(o, "by_texts");
     for (size_t i = 0; i < n; i++) {
         const double units = (double)row[i].units;
@@ -135,9 +153,12 @@ static void print_json(const struct row *row, size_t n, size_t best, size_t len,
     cli_print_object(o, true);
 }
 
-static void print_table(const struct row *row, size_t n, size_t best, size_t len, const struct round *of)
+static void print_table(const struct plan_view *v, const struct row *row, size_t n, size_t best, size_t len,
+                        const struct round *of)
 {
-    printf("Generation of texts of %zu tokens, each pass a new token of every text\n\n", len);
+    char bytes[32];
+    printf("Generation of texts of %zu tokens, each pass a new token of every text. The cache has %s of a token: %s\n\n", len,
+           mt_format_bytes(bytes, sizeof(bytes), cache_bytes(v)), keeps_latents(v) ? "latents" : "keys and values");
     printf("  texts   tokens/s    s a pass   of it drawing   on the device: caches, weights   bound by\n");
     for (size_t i = 0; i < n; i++)
         printf("  %5zu %10.4g  %10.4g      %10.4g             %5.0f%%   %5.0f%%           %s\n", row[i].texts, row[i].per_second,
@@ -162,6 +183,6 @@ int plan_print_generation(const struct cli_args *args, struct mt_err *err)
             ?: plan_rows(row, &n, &best, &v, len, err)
             ?: plan_round(&of, row, best, &v, args, err);
     if (!rc)
-        (cli_arg(args, "json") ? print_json : print_table)(row, n, best, len, &of);
+        (cli_arg(args, "json") ? print_json : print_table)(&v, row, n, best, len, &of);
     return rc;
 }

@@ -83,6 +83,7 @@ struct mt_layer_spec {
     /* multi-head latent attention (part mla), whose head_dim is nope_dim + rope_dim; 0: attention is another */
     int64_t q_latent, kv_latent; /* widths of latents; q_latent 0: queries have none */
     int64_t nope_dim, rope_dim;
+    bool latent_cache;        /* generation keeps latents of earlier tokens, and makes their keys and values again */
     struct mt_delta_spec delta;
     /* MLP */
     int64_t ffn;

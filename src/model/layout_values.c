@@ -160,7 +160,8 @@ struct mt_unit_cache mt_recipe_cache(const struct mt_recipe *r, enum mt_dtype dt
     for (int k = 0; k < r->n_nodes; k++) {
         const struct mt_node *n = &r->node[k];
         if (n->rule == &mt_rule_attend)
-            keys += mt_view_width(&n->in[1]) + mt_view_width(&n->in[2]);
+            keys += r->spec->latent_cache ? mt_view_width(&n->in[3]) + (size_t)r->spec->rope_dim
+                                          : mt_view_width(&n->in[1]) + mt_view_width(&n->in[2]);
         else if (n->rule == &mt_rule_delta)
             kept = mt_delta_kept(&(struct mt_delta_rule){.dtype = dtype, .k = mt_rule_shape(r, &n->in[1]),
                                                          .v = mt_rule_shape(r, &n->in[2])});

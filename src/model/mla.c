@@ -8,6 +8,7 @@
  *
  * The record keeps, in two segments, the latents, which are a twentieth of queries, keys and values in DeepSeek-V3, and
  * o; backward makes queries, keys and values again from the latents. Queries without one are in the record, rotated.
+ * Generation may do so, too, of earlier tokens (rules_attention.c).
  */
 #include "model/layout_builder.h"
 #include "model/rule.h"
@@ -124,6 +125,10 @@ static struct mt_view recipe(struct mt_recipe *r)
     struct mt_view kv = mt_linear_of(r, "kv", c, MT_MLA_KV, -1, d.kv, MT_UNKEPT);
     struct mt_view k = make_keys(r, &d, q, mt_view_of(in, d.first + d.latent, d.heads, d.rope, 0), kv);
     struct mt_view o = mt_attend_of(r, q, k, mt_view_of(kv, d.nope, d.heads, d.v, d.nope + d.v), OUT);
+    if (s->latent_cache) {
+        r->node[r->n_nodes - 1].in[3] = c;
+        r->node[r->n_nodes - 1].param[0] = MT_MLA_KV;
+    }
     return mt_leave(r, x, o, MT_MLA_OUT, s->o_bias ? MT_MLA_OUT_BIAS : -1,
                     s->norms.attention.after ? MT_MLA_NORM_AFTER : -1, OUT);
 }

@@ -146,10 +146,16 @@ const struct mt_rule mt_rule_rope = {.name = "rope", .reads_out = 4, .statistics
 
 /* --- a copy of heads to another value ----------------------------------------------------------- */
 
+static int copy_rows(const struct mt_rule_run *r, size_t n, struct mt_heads from, struct mt_heads to,
+                     struct mt_err *err)
+{
+    struct mt_qk_rope a = {.n = n, .dtype = r->m->dt, .q = from, .to_q = to};
+    return mt_op_qk_rope(r->m->dev, &a, err);
+}
+
 static int copy_heads(const struct mt_rule_run *r, struct mt_heads from, struct mt_heads to, struct mt_err *err)
 {
-    struct mt_qk_rope a = {.n = r->n, .dtype = r->m->dt, .q = from, .to_q = to};
-    return mt_op_qk_rope(r->m->dev, &a, err);
+    return copy_rows(r, r->n, from, to, err);
 }
 
 static int copy(const struct mt_rule_run *r, struct mt_err *err)
@@ -232,16 +238,126 @@ static int attend_in_row(const struct mt_rule_run *r, struct mt_attention *a, st
     return rc ? rc : mt_op_attention(r->m->dev, a, err);
 }
 
+/* What attention itself needs. */
+static size_t attend_scratch_alone(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
+                                   mt_device *dev)
+{
+    struct mt_attention a = {.n = p->max_tokens, .max_len = p->max_len, .q = mt_rule_shape(r, &n->in[0]),
+                             .k = mt_rule_shape(r, &n->in[1]), .v = mt_rule_shape(r, &n->in[2]),
+                             .o = mt_rule_shape(r, &n->out[0]), .cap = (float)r->spec->score_cap, .dtype = p->dtype};
+    struct mt_attention_cached c = {.of = a};
+    size_t whole = p->backward || !p->cache.slots ? mt_op_attention_workspace(dev, &a) : 0;
+    return p->cache.slots ? MT_MAX(whole, mt_op_attention_cached_workspace(dev, &c)) : whole;
+}
+
+/*
+ * Generation from latents. A block of the cache has the normed latents of its tokens, and after them the parts of keys
+ * that all heads share, rotated. A pass makes keys and values of earlier tokens again, by the product that made them at
+ * first, into blocks in scratch, where attention reads them and adds those of new tokens.
+ */
+struct latents {
+    const struct mt_rule_run *r;
+    size_t block, latent, shared, keys, values, kv, e; /* tokens; elements of a token; bytes of an element */
+    char *cache, *made, *product;                      /* its blocks; those in scratch; [block, kv] */
+};
+
+static struct latents latents_of(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p)
+{
+    struct latents l = {.block = p->cache.block, .latent = n->in[3].dim, .shared = (size_t)r->spec->rope_dim,
+                        .keys = mt_view_width(&n->in[1]), .values = mt_view_width(&n->in[2]),
+                        .e = mt_dtype_size(p->dtype)};
+    l.kv = l.keys + l.values - n->in[1].heads * l.shared;
+    return l;
+}
+
+static size_t made_bytes(const struct latents *l, const struct mt_model_params *p)
+{
+    size_t blocks = p->cache.slots * p->cache.ld[MT_CACHE_WINDOW];
+    return mt_align_up(blocks * l->block * (l->keys + l->values) * l->e, MT_RECORD_ALIGN);
+}
+
+/* The block with a document's position: of the cache, or of scratch, where each place of a text has its own. */
+static char *block_of(const struct latents *l, char *blocks, size_t width, enum mt_cache_kind of, size_t doc,
+                      size_t at)
+{
+    size_t ld = l->r->m->p.cache.ld[of];
+    return blocks + (size_t)l->r->run->in->table_host[of][doc * ld + at / l->block % ld] * l->block * width * l->e;
+}
+
+/* Keeps n new tokens of a document, from a position on. */
+static int keep_latents(const struct latents *l, size_t doc, size_t at, size_t n, struct mt_err *err)
+{
+    const struct mt_rule_run *r = l->r;
+    const struct mt_micro_inputs *in = r->run->in;
+    const struct mt_heads *k = &r->in[1], *c = &r->in[3];
+    size_t row = (size_t)in->cu_seqlens_host[doc] + at - (size_t)in->past_host[doc], nope = k->dim - l->shared;
+    char *to = block_of(l, l->cache, l->latent + l->shared, MT_CACHE_ALL, doc, at);
+    at %= l->block;
+    return copy_rows(r, n, mt_heads((const char *)c->p + row * c->ld * l->e, c->ld, 1, l->latent),
+                     mt_heads(to + at * l->latent * l->e, l->latent, 1, l->latent), err)
+        ?: copy_rows(r, n, mt_heads((const char *)k->p + (row * k->ld + nope) * l->e, k->ld, 1, l->shared),
+                     mt_heads(to + (l->block * l->latent + at * l->shared) * l->e, l->shared, 1, l->shared), err);
+}
+
+/* Makes keys and values of a block's first n tokens. */
+static int make_again(const struct latents *l, size_t doc, size_t at, size_t n, struct mt_err *err)
+{
+    const struct mt_rule_run *r = l->r;
+    const struct mt_param none = {0};
+    const size_t heads = r->in[1].n, wide = r->in[1].dim, nope = wide - l->shared, v = r->in[2].dim;
+    const char *from = block_of(l, l->cache, l->latent + l->shared, MT_CACHE_ALL, doc, at);
+    char *keys = block_of(l, l->made, l->keys + l->values, MT_CACHE_WINDOW, doc, at);
+    char *values = keys + l->block * l->keys * l->e;
+    struct mt_heads shared = mt_heads(from + l->block * l->latent * l->e, l->shared, heads, l->shared);
+    shared.stride = 0;
+    struct mt_heads own = {l->product, l->kv, nope + v, heads, nope};
+    return mt_linear(r->m, n, l->latent, l->kv, from, r->run->w, mt_rule_param(r, 0), none, NULL, l->product, err)
+        ?: copy_rows(r, n, own, (struct mt_heads){keys, l->keys, wide, heads, nope}, err)
+        ?: copy_rows(r, n, shared, (struct mt_heads){keys + nope * l->e, l->keys, wide, heads, l->shared}, err)
+        ?: copy_rows(r, n, (struct mt_heads){l->product + nope * l->e, l->kv, nope + v, heads, v},
+                     mt_heads(values, l->values, heads, v), err);
+}
+
+static int each_block(const struct latents *l, size_t doc, size_t from, size_t to,
+                      int (*fn)(const struct latents *l, size_t doc, size_t at, size_t n, struct mt_err *err),
+                      struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t n; from < to && !rc; from += n) {
+        n = MT_MIN(l->block - from % l->block, to - from);
+        rc = fn(l, doc, from, n, err);
+    }
+    return rc;
+}
+
+static int attend_latents(const struct mt_rule_run *r, void *cache, struct mt_attention_cached *a, struct mt_err *err)
+{
+    const struct mt_micro_inputs *in = r->run->in;
+    struct latents l = latents_of(r->recipe, r->node, &r->m->p);
+    int rc = 0;
+    l.r = r;
+    l.cache = cache;
+    a->cache = l.made = (char *)r->workspace +
+                        mt_align_up(attend_scratch_alone(r->recipe, r->node, &r->m->p, r->m->dev), MT_RECORD_ALIGN);
+    l.product = l.made + made_bytes(&l, &r->m->p);
+    for (size_t d = 0; d < in->n_docs && !rc; d++) {
+        size_t past = (size_t)in->past_host[d], n = (size_t)(in->cu_seqlens_host[d + 1] - in->cu_seqlens_host[d]);
+        rc = each_block(&l, d, past, past + n, keep_latents, err) ?: each_block(&l, d, 0, past, make_again, err);
+    }
+    return rc ?: mt_op_attention_cached(r->m->dev, a, err);
+}
+
 /* Of new tokens and those that the cache has. */
 static int attend_cached(const struct mt_rule_run *r, void *cache, struct mt_err *err)
 {
     const struct mt_micro_inputs *in = r->run->in;
     const struct mt_cache_shape *s = &r->m->p.cache;
-    enum mt_cache_kind of = r->recipe->spec->window ? MT_CACHE_WINDOW : MT_CACHE_ALL;
+    bool latents = r->recipe->spec->latent_cache;
+    enum mt_cache_kind of = r->recipe->spec->window || latents ? MT_CACHE_WINDOW : MT_CACHE_ALL;
     struct mt_attention_cached a = {.of = attention_args(r), .block = s->block, .table_ld = s->ld[of], .past = in->past,
                                     .past_host = in->past_host, .table = in->table[of],
                                     .table_host = in->table_host[of], .cache = cache};
-    return mt_op_attention_cached(r->m->dev, &a, err);
+    return latents ? attend_latents(r, cache, &a, err) : mt_op_attention_cached(r->m->dev, &a, err);
 }
 
 static int attend(const struct mt_rule_run *r, struct mt_err *err)
@@ -268,12 +384,11 @@ static int attend_backward(const struct mt_rule_run *r, struct mt_err *err)
 static size_t attend_scratch(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
                              mt_device *dev)
 {
-    struct mt_attention a = {.n = p->max_tokens, .max_len = p->max_len, .q = mt_rule_shape(r, &n->in[0]),
-                             .k = mt_rule_shape(r, &n->in[1]), .v = mt_rule_shape(r, &n->in[2]),
-                             .o = mt_rule_shape(r, &n->out[0]), .cap = (float)r->spec->score_cap, .dtype = p->dtype};
-    struct mt_attention_cached c = {.of = a};
-    size_t whole = p->backward || !p->cache.slots ? mt_op_attention_workspace(dev, &a) : 0;
-    return p->cache.slots ? MT_MAX(whole, mt_op_attention_cached_workspace(dev, &c)) : whole;
+    size_t alone = attend_scratch_alone(r, n, p, dev);
+    if (!p->cache.slots || !r->spec->latent_cache)
+        return alone;
+    struct latents l = latents_of(r, n, p);
+    return mt_align_up(alone, MT_RECORD_ALIGN) + made_bytes(&l, p) + l.block * l.kv * l.e;
 }
 
 /* Keys that a query sees, on average over documents of seq_len tokens. */
@@ -289,7 +404,7 @@ static double attend_macs(const struct mt_recipe *r, const struct mt_node *n, si
     return seen * (double)(mt_view_width(&n->in[0]) + mt_view_width(&n->out[0]));
 }
 
-const struct mt_rule mt_rule_attend = {.name = "attend", .reads_in = 7, .reads_out = 3, .statistics = 2,
+const struct mt_rule mt_rule_attend = {.name = "attend", .reads_in = 7, .reads_out = 3, .statistics = 2, .blind = 8,
                                        .forward = attend, .backward = attend_backward, .scratch = attend_scratch,
                                        .macs = attend_macs};
 

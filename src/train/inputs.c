@@ -460,25 +460,27 @@ void mt_inputs_say_rate(const struct mt_inputs *in)
 struct mt_cache_shape mt_inputs_cache(size_t *draws, const struct mt_layout *l, size_t max_len, size_t n_texts,
                                       size_t most_tokens)
 {
-    enum { BLOCK = 16, PASS = 2048, PIECE = 256 };
-    size_t widest = 0;
+    enum { PASS = 2048, PIECE = 256 };
+    size_t widest = 0, block = 16;
     *draws = max_len;
     if (!mt_layout_caches(l, max_len))
         return (struct mt_cache_shape){.slots = 0};
+    for (int i = 0; i < l->cfg.n_specs; i++)
+        block = l->cfg.spec[i].latent_cache ? 64 : block; /* a product makes keys and values of each */
     for (size_t u = 0; u < l->n_units; u++)
-        widest = MT_MAX(widest, mt_unit_cache(l, u, MT_F32, BLOCK).window);
+        widest = MT_MAX(widest, mt_unit_cache(l, u, MT_F32, block).window);
     *draws = MT_MAX(MT_MIN(n_texts * max_len, (size_t)PASS), n_texts);
-    struct mt_cache_shape c = {.slots = n_texts, .block = BLOCK, .piece = *draws};
-    c.ld[MT_CACHE_ALL] = c.ld[MT_CACHE_WINDOW] = mt_div_up(max_len, BLOCK);
+    struct mt_cache_shape c = {.slots = n_texts, .block = block, .piece = *draws};
+    c.ld[MT_CACHE_ALL] = c.ld[MT_CACHE_WINDOW] = mt_div_up(max_len, block);
     c.ld[MT_CACHE_STATES] = 1;
-    if (widest && mt_div_up(widest + PIECE, BLOCK) + 1 < c.ld[MT_CACHE_ALL]) {
+    if (widest && mt_div_up(widest + PIECE, block) + 1 < c.ld[MT_CACHE_ALL]) {
         c.piece = MT_MIN(*draws, (size_t)PIECE);
-        c.ld[MT_CACHE_WINDOW] = mt_div_up(widest + c.piece, BLOCK) + 1;
+        c.ld[MT_CACHE_WINDOW] = mt_div_up(widest + c.piece, block) + 1;
     }
     for (int k = 0; k < MT_N_CACHE_KINDS; k++)
         c.n[k] = n_texts * c.ld[k];
     if (most_tokens) /* a block of each may not be full */
-        c.n[MT_CACHE_ALL] = MT_MIN(c.n[MT_CACHE_ALL], most_tokens / BLOCK + n_texts);
+        c.n[MT_CACHE_ALL] = MT_MIN(c.n[MT_CACHE_ALL], most_tokens / block + n_texts);
     return c;
 }
 

@@ -100,6 +100,9 @@ def generation_is_planned(configs):
     assert rows[1]["weights_on_device"] == 1 and rows[1]["pass_seconds"] < 2 * weights / memory
     assert rows[256]["weights_on_device"] < 0.2 and rows[256]["bound_by"] == "H2D link" and 256 < max(rows)
     assert p["best_texts"] == max(rows, key=lambda n: rows[n]["tokens_per_second"]) and "round" not in p
+    assert p["cache_bytes_of_a_token"] == 131072 and p["cache_of"] == "keys and values"
+    p = planned("--model", os.path.join(configs, "models", "DeepSeek-V2-Lite.json"), "--host-mem", "64GiB", "--set", "memory.latent_cache=on")
+    assert p["cache_bytes_of_a_token"] == 27 * 2 * (512 + 64) and p["cache_of"] == "latents"
     of = planned(os.path.join(configs, "grpo_qwen3.ini"))["round"]
     assert of["texts"] == 64 and of["generate_seconds"] > 1 < of["train_seconds"], of
 

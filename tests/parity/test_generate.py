@@ -94,6 +94,27 @@ def guesses_change_no_bit(tmp, family, vocab):
         assert 0 < right < guessed and passes[1] < (1 if temperature else 0.8) * passes[0] + 1, (family, temperature, passes, said)
 
 
+def latents_make_keys_and_values_again(tmp):
+    """A cache of latents has the bits of one of keys and values, and of score, over several blocks, shared or streamed, in a fifth of the
+    memory. FP8 would give products of other rows other scales."""
+    args = ("--max-tokens", 80, "--seed", 7, "--samples", 3, "--batch", 4)
+    prompts = [*prompts_of(96), list(range(3, 73)) * 2]
+    (plain, _), (rows, _) = (generate(tmp, ini(tmp, "deepseek_v3", memory__latent_cache=on), prompts, *args, env=POISON) for on in ("off", "on"))
+    assert rows == plain
+    for row, logprobs in zip(rows, scored(tmp, ini(tmp, "deepseek_v3"), rows)):
+        assert [bits(x) for x in row["logprobs"]] == [bits(x) for x in logprobs], (row["logprobs"], logprobs)
+    small = ini(tmp, "deepseek_v3", "b", memory__latent_cache="on", memory__device_budget="6100KiB", memory__slots=2)
+    assert generate(tmp, small, prompts, *args, env=POISON)[0] == rows
+    kib = []
+    for on in "off", "on":
+        said = megatrain("generate", ini(tmp, "deepseek_v3", memory__latent_cache=on), "--prompts", os.path.join(tmp, "prompts.jsonl"), *args, "--dry-run")
+        size, unit = re.search(r"keys and values +([0-9.]+) ([KM])iB", said.stdout + said.stderr).groups()
+        kib.append(float(size) * (1024 if unit == "M" else 1))
+    assert kib[1] < kib[0] / 4, kib
+    fp8 = ini(tmp, "deepseek_v3", memory__latent_cache="on", model__compute="fp8")
+    assert "memory.latent_cache" in megatrain("generate", fp8, "--prompts", os.path.join(tmp, "prompts.jsonl"), expect=2).stderr
+
+
 def texts_of_a_prompt_share_its_blocks(tmp):
     args = ("--max-tokens", 4, "--samples", 8, "--seed", 3, "--guesses", 0)
     alone, together = (generate(tmp, ini(tmp, "llama"), [list(range(3, 43)) * 5] * 2, *args, "--batch", n) for n in (1, 16))
@@ -121,6 +142,7 @@ def main(tmp, families):
             same_tokens_as_transformers(tmp, family, want)
     if not families:
         texts_of_a_prompt_share_its_blocks(tmp)
+        latents_make_keys_and_values_again(tmp)
         with_adapters_over_a_packed_base(tmp)
     for family in families or ((*expected["models"], "fp8", "gpt_oss_mxfp4", "gemma4_moe") if FULL else SCORED):
         with open(os.path.join(HERE, family, "config.json")) as f:
