@@ -45,6 +45,12 @@ static bool is_better(const struct mt_search *s, const struct mt_plan_choice *c)
            (seconds < least * (1 + 1e-6) && c->engine.device_bytes < s->best.engine.device_bytes);
 }
 
+/* Padding may differ where no value does: then a candidate is tried once more. */
+static bool has_same_bytes(const void *a, const void *b, size_t n)
+{
+    return !memcmp(a, b, n);
+}
+
 /* Whether the candidate was tried before, and is not the best: then *c has the numbers by which it is judged, or *rc
  * says that it does not fit. Moves of several sizes, and from several groups, come to the same candidates. */
 static bool recall(const struct mt_search *s, const struct mt_plan_request *r, struct mt_plan_choice *c, int *rc)
@@ -52,8 +58,8 @@ static bool recall(const struct mt_search *s, const struct mt_plan_request *r, s
     struct mt_placement p = r->placement;
     for (const struct mt_plan_tried *t = s->tried; t < s->tried + s->n_tried; t++) {
         p.slots = t->placement.slots;
-        if (t->asked_slots != r->placement.slots || memcmp(&t->placement, &p, sizeof(p)) ||
-            memcmp(&t->numerics, &r->numerics, sizeof(r->numerics)))
+        if (t->asked_slots != r->placement.slots || !has_same_bytes(&t->placement, &p, sizeof(p)) ||
+            !has_same_bytes(&t->numerics, &r->numerics, sizeof(r->numerics)))
             continue;
         *rc = t->seconds > 0 ? 0 : -ENOSPC;
         c->placement.slots = t->placement.slots;
