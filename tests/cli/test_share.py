@@ -116,7 +116,7 @@ def refusals():
 
 
 def room():
-    """What the last phase will lack is told at the start, and is no error: another machine may go on."""
+    """A run warns at its start if its last phase will not fit in memory; it starts nevertheless, since a larger machine can resume it."""
     with tempfile.TemporaryDirectory() as tmp:
         model = write_model(os.path.join(tmp, "model"), config("qwen3", num_hidden_layers=4, hidden_size=256, intermediate_size=2048))
         ini = write_ini(os.path.join(tmp, "a.ini"), base(model, write_data(os.path.join(tmp, "d.jsonl")), os.path.join(tmp, "out"),
