@@ -3,7 +3,6 @@
 of a plain run, to the bit. What is refused is refused by a message, and nothing else may fail.
   test_random_places.py [SEED [N]]   N combinations from SEED on; by default 40 of today's. The last lines count them by result."""
 import collections
-import json
 import os
 import random
 import subprocess
@@ -11,6 +10,8 @@ import sys
 import tempfile
 import time
 
+import test_policy
+import test_preference
 from tiny import BINARY, POISON, base, config, losses, planes, with_weights, write_data, write_ini, write_model
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
@@ -21,7 +22,7 @@ MODELS = [("qwen2", {"num_hidden_layers": 3}), ("qwen3", {"tie_word_embeddings":
           ("qwen3_moe", {}), ("qwen2_moe", {}), ("gpt_oss", {}), ("glm4_moe", {"first_k_dense_replace": 1})]
 DIRECTIONS = ("adafactor", "muon", "apollo", "galore")
 PREFERENCES = ("sigmoid", "sigmoid_norm", "ipo", "hinge", "simpo", "orpo", "cpo", "apo_zero", "robust")
-POLICIES = ("dapo", "grpo", "bnpo", "gspo", "cispo", "sapo", "dppo", "dro")
+POLICIES = [loss for loss in test_policy.LOSSES if loss not in ("dr_grpo", "opd")]  # these need keys of their own
 
 
 class Drawn(dict):
@@ -34,25 +35,6 @@ class Drawn(dict):
     def maybe(self, share, key, *values):
         if self.r.random() < share:
             self[key] = self.r.choice(values)
-
-
-def ids_of(r, most, vocab=270):
-    return [r.randrange(vocab) for _ in range(r.randrange(1, most))]
-
-
-def pairs(r):
-    return [{"prompt_ids": ids_of(r, 12), "chosen_ids": ids_of(r, 15), "rejected_ids": ids_of(r, 15)} for _ in range(40)]
-
-
-def rollouts(r):
-    rows = []
-    for group in range(10):
-        prompt = ids_of(r, 12)
-        for _ in range(4):
-            ids = ids_of(r, 20)
-            near = {name: [min(-0.1, -5.6 + r.gauss(0, 0.3)) for _ in ids] for name in ("logprobs", "ref_logprobs", "old_logprobs")}
-            rows.append({"prompt_ids": prompt, "completion_ids": ids, "reward": round(r.random(), 3), "group": f"q{group}", **near})
-    return rows
 
 
 def draw_numerics(r, mixture):
@@ -95,19 +77,19 @@ def draw_numerics(r, mixture):
     return d, kind
 
 
-def draw_objective(r, d):
-    """Sets the objective's keys; its rows of data, or None for the usual ones."""
+def draw_objective(r, d, path):
+    """Sets the objective's keys; the path of its data, written there, or None for the usual ones."""
     which = r.random()
     if which < 0.25:
         d["preference__loss"] = r.choice(PREFERENCES)
         d.maybe(0.3, "preference__sft", 0.2)
-        return pairs(r)
+        return test_preference.write_pairs(path, seed=r.random())
     if which < 0.5:
         d.update(policy__loss=r.choice(POLICIES), data__format="rollouts", data__eval="")
         d.maybe(0.5, "policy__old", "file")
         d.maybe(0.4, "policy__mismatch", "token", "row")
         d.maybe(0.4, "policy__kl_weight", 0.1)
-        return rollouts(r)
+        return test_policy.write(path, test_policy.rollouts(seed=r.random()))
     return None
 
 
@@ -145,14 +127,11 @@ class Case:
         self.r, self.tmp = random.Random(seed), tmp
         family, more = self.r.choice(MODELS)
         self.keys, self.kind = draw_numerics(self.r, "moe" in family or family == "gpt_oss")
-        rows, self.data = draw_objective(self.r, self.keys), write_data(os.path.join(tmp, "d0.jsonl"), n=40)
+        usual = write_data(os.path.join(tmp, "usual.jsonl"), n=40)
+        self.data = draw_objective(self.r, self.keys, os.path.join(tmp, "data.jsonl")) or usual
         self.model = write_model(os.path.join(tmp, "model"), config(family, **more))
         if self.keys.get("model__init") == "weights":
-            self.model = with_weights(tmp, self.model, self.data)
-        if rows:
-            self.data = os.path.join(tmp, "d.jsonl")
-            with open(self.data, "w") as f:
-                f.writelines(json.dumps(row) + "\n" for row in rows)
+            self.model = with_weights(tmp, self.model, usual)
         self.what = f"{seed} {family} {dict(self.keys)}"
 
     def ini(self, name, out, place):
