@@ -288,13 +288,13 @@ static void take_settings(struct mt_plan_choice *c, const struct mt_plan_request
  * holds all its layers is short of none. */
 static int slots_of(const struct mt_program_params *p)
 {
-    int fewest = INT_MAX, greatest = 2; /* where all weights stay there may be fewer, and it is not read */
+    int fewest = INT_MAX, greatest = 2;
     for (int lane = 0; lane < mt_program_lanes(p); lane++) {
         size_t bytes[MT_N_POOLS];
         int least[MT_N_POOLS], most[MT_N_POOLS], n = p->n_buffers[lane][MT_POOL_WEIGHTS];
         mt_program_size_pools(p, lane, bytes, least, most);
         greatest = MT_MAX(greatest, n);
-        if (n && n < most[MT_POOL_WEIGHTS])
+        if (n > 1 && n < most[MT_POOL_WEIGHTS]) /* one: its weights stay, as others do elsewhere */
             fewest = MT_MIN(fewest, n);
     }
     return fewest < INT_MAX ? fewest : greatest;

@@ -115,6 +115,14 @@ def latents_make_keys_and_values_again(tmp):
     assert "memory.latent_cache" in megatrain("generate", fp8, "--prompts", os.path.join(tmp, "prompts.jsonl"), expect=2).stderr
 
 
+def whatever_stays_is_planned(tmp):
+    """Each budget from where few weights stay to where all do."""
+    generate(tmp, ini(tmp, "qwen3_next"), [[5] * 16] * 4, "--max-tokens", 1)
+    for kib in range(1000, 1400, 24):
+        halves = ini(tmp, "qwen3_next", "b", model__dtype="bf16", memory__unit="half", memory__device_budget=f"{kib}KiB")
+        megatrain("-q", "generate", halves, "--prompts", os.path.join(tmp, "prompts.jsonl"), "--max-tokens", 40, "--guesses", 0, "--batch", 4, "--dry-run")
+
+
 def texts_of_a_prompt_share_its_blocks(tmp):
     args = ("--max-tokens", 4, "--samples", 8, "--seed", 3, "--guesses", 0)
     alone, together = (generate(tmp, ini(tmp, "llama"), [list(range(3, 43)) * 5] * 2, *args, "--batch", n) for n in (1, 16))
@@ -142,6 +150,7 @@ def main(tmp, families):
             same_tokens_as_transformers(tmp, family, want)
     if not families:
         texts_of_a_prompt_share_its_blocks(tmp)
+        whatever_stays_is_planned(tmp)
         latents_make_keys_and_values_again(tmp)
         with_adapters_over_a_packed_base(tmp)
     for family in families or ((*expected["models"], "fp8", "gpt_oss_mxfp4", "gemma4_moe") if FULL else SCORED):
