@@ -29,7 +29,8 @@ static int check_packs(const struct mt_layout *l, enum mt_packed wanted, struct 
         if (!wanted || l->tensors[i].kind == MT_RANGE_PACKED)
             return 0;
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.base_dtype = %s packs nothing, since only frozen matrices of layers are "
-                   "packed: train adapters (adapter.kind), freeze some (model.freeze), or remove the key",
+                   "packed, and these with rows of whole blocks alone: train adapters (adapter.kind), freeze some "
+                   "(model.freeze), or remove the key",
                    mt_packed_names[wanted]);
 }
 
