@@ -37,7 +37,7 @@ NEAR = {"src/device": ["device/conformance-cpu"], "src/optim": ["parity/optimize
         "src/objective": ["parity/preference", "cli/preference-first"], "src/net": ["cli/hosts-hosts_have_the_bits_of_one"],
         "src/schedule": ["cli/lanes-dense"], "src/engine": ["parity/qwen3", "cli/lanes-dense"], "src/store": ["cli/runs-first"],
         "cli": ["cli/errors", "cli/plan-first", "cli/readme", "cli/sample"]}
-DEAR = re.compile(r"cuda-emu|^cli/(bits|memory|bench|data-files|readme|learners)|^fault|^lint|^store/test_disk$")
+DEAR = re.compile(r"cuda-emu|^cli/(bits|memory|bench|data-files|readme|learners)|^fault|^store/test_disk$")
 
 
 def blanked(line):
@@ -126,7 +126,7 @@ def times(build):
 
 def rounds(build, folder):
     """Names of the first tier's tests in the order in which they are tried, in groups: the quick ones before the others."""
-    tests = [t for t in tiers.introspected(build, "tests") if "first" in tiers.suites(t)]
+    tests = [t for t in tiers.introspected(build, "tests") if "first" in tiers.suites(t) and "lint" not in tiers.suites(t)]
     own = {t["name"] for t in tests if t["name"].startswith(os.path.basename(folder) + "/")} if folder != "cli" else set()
     groups, seen = [], set()
     cost = times(build)
@@ -194,6 +194,7 @@ def main():
     p.add_argument("dir")
     args = p.parse_args()
     tree = os.path.realpath(args.dir)
+    os.environ["PATH"] = os.path.join(ROOT, ".venv", "bin") + os.pathsep + os.environ["PATH"]
     build = prepare(tree)
     results = os.path.join(tree, "results.jsonl")
     done = {}

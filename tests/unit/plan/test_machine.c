@@ -210,6 +210,9 @@ TEST(a_product_of_few_tiles_leaves_multiprocessors_idle)
     assert_true(fabs((mt_machine_op_seconds(&m, &expert) - fixed / 2) / few - 128.0 / 96) < 1e-6);
     expert.beside = 4; /* 384 tiles: three waves for four products, all full */
     assert_true(fabs((mt_machine_op_seconds(&m, &expert) - fixed / 4) / few - 1) < 1e-6);
+    expert.beside = 1; /* the same as one operation */
+    expert.flops *= 4;
+    assert_true(fabs((mt_machine_op_seconds(&m, &expert) - fixed) / (4 * few) - 1) < 1e-6);
 }
 
 static struct mt_metered attention(uint64_t len, uint64_t heads, uint64_t width)
