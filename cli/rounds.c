@@ -179,6 +179,12 @@ static int sample(const struct rounds *r, const struct batch *b, int *code, stru
         for (size_t i = 0; i < MT_ARRAY_LEN(fixed); i++)
             word(&j, fixed[i]);
         word(&j, "-q");
+        for (size_t i = 0; i < r->args->n_given; i++) {
+            if (strcmp(r->args->given[i].option->name, "set") != 0)
+                continue;
+            word(&j, "--set");
+            word(&j, r->args->given[i].value);
+        }
         if (*adapter) {
             word(&j, "--adapter");
             word(&j, adapter);
