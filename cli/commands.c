@@ -131,6 +131,7 @@ static const struct cli_option generate_options[] = {
     {"batch", 0, "N", "Texts that share a pass through the weights (16).", WHOLE(1, 1 << 16)},
     {"temperature", 0, "T", "Sampling temperature (1, or policy.temperature of such a configuration); 0 takes the likeliest token.", REAL(0, 100)},
     GENERATION,
+    {"noise", 0, "STEP", "With optimizer.type = mezo: the texts once by each variant of that step's weights, plus and less each noise.", WHOLE(0, ANY)},
     {"dry-run", 0, NULL, "Show the memory table, then stop."},
     END};
 #undef CHAT_MORE

@@ -140,6 +140,7 @@ int cli_generation_options(struct cli_generation *p, const struct cli_args *args
     p->chat = cli_arg(args, "chat") != NULL;
     p->at_once = (size_t)cli_whole(args, "batch", 16);
     p->samples = (size_t)cli_whole(args, "samples", 1);
+    p->noise = cli_whole(args, "noise", -1);
     p->text.template_ = cli_arg(args, "template");
     p->g = (struct mt_generation){.n_new = (size_t)cli_whole(args, "max-tokens", 128),
                                   .top_k = (size_t)cli_whole(args, "top-k", 0),
@@ -428,23 +429,34 @@ struct writer {
     const struct cli_generation *p;
     FILE *out;
     const char *path;
+    size_t variant, n_variants; /* of the weights */
+    char **line;                /* [texts, n_variants] kept until all have come, so that a prompt's are together */
 };
+
+static int put_line(const struct writer *w, const char *line, struct mt_err *err)
+{
+    bool ok = fprintf(w->out, "%s\n", line) > 0 && !fflush(w->out);
+    return ok ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write to %s: %s", w->path, strerror(errno));
+}
 
 /* The prompt's record, and what was added. Log-probabilities are FP32, written so that they are read as the same. */
 static int write_text(void *ctx, const struct cli_text *t, struct mt_err *err)
 {
     const struct writer *w = ctx;
     const struct mt_gen_text *of = t->of;
+    const bool noisy = w->p->noise >= 0;
     size_t prompt = t->number / w->p->samples;
     mt_json_begin();
     MT_JSON_FREED cJSON *o = cJSON_Duplicate(cJSON_GetArrayItem(w->p->prompts, (int)prompt), true);
     static const char *const own[] = {"place", "completion", "completion_tokens", "finish_reason", "prompt_ids", "completion_ids",
-                                      "logprobs", "temperature", "truncated", "sample"};
+                                      "logprobs", "temperature", "truncated", "sample", "noise"};
     for (size_t i = 0; i < MT_ARRAY_LEN(own); i++)
         cJSON_DeleteItemFromObjectCaseSensitive(o, own[i]);
     if (!mt_json_get(o, "group"))
         cJSON_AddNumberToObject(o, "group", (double)prompt);
     cJSON_AddNumberToObject(o, "sample", (double)(t->number % w->p->samples));
+    if (noisy)
+        cJSON_AddNumberToObject(o, "noise", (double)w->variant);
     if (!w->p->ids_only)
         cli_add_text(o, "completion", t->added, t->n_added);
     cJSON_AddStringToObject(o, "finish_reason", of->finish == MT_FINISH_STOP ? "stop" : "length");
@@ -458,16 +470,38 @@ static int write_text(void *ctx, const struct cli_text *t, struct mt_err *err)
         mt_json_append(logprobs, cJSON_CreateRaw(number));
     }
     MT_FREED char *text = mt_json_print(o, false);
-    bool ok = text && mt_json_complete() && fprintf(w->out, "%s\n", text) > 0 && !fflush(w->out);
-    return ok ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write to %s: %s", w->path, strerror(errno));
+    if (!text || !mt_json_complete())
+        return mt_fail_nomem(err, "a text", t->n_added);
+    if (!noisy)
+        return put_line(w, text, err);
+    w->line[t->number * w->n_variants + w->variant] = MT_GIVE(text);
+    return 0;
+}
+
+/* Every variant of the weights has the same prompts and random numbers. */
+static int write_variants(struct writer *w, struct cli_generation *p, struct mt_err *err)
+{
+    size_t n = p->n * p->samples;
+    w->n_variants = mt_mezo_variants(&p->cfg->numerics.mezo);
+    int rc = MT_NEW(&w->line, n * w->n_variants, "generated texts", err);
+    for (; w->variant < w->n_variants && !rc; w->variant++) {
+        mt_engine_perturb(p->session->engine, (uint64_t)p->noise, w->variant);
+        rc = cli_generate(p, 0, write_text, w, err);
+    }
+    for (size_t i = 0; w->line && i < n * w->n_variants; i++) {
+        rc = rc ?: put_line(w, w->line[i], err);
+        free(w->line[i]);
+    }
+    free(w->line);
+    return rc;
 }
 
 int cli_write_texts(struct cli_generation *p, const char *path, struct mt_err *err)
 {
-    struct writer w = {p, path ? fopen(path, "we") : stdout, path ? path : "standard output"};
+    struct writer w = {.p = p, .out = path ? fopen(path, "we") : stdout, .path = path ? path : "standard output"};
     if (!w.out)
         return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", path, strerror(errno));
-    int rc = cli_generate(p, 0, write_text, &w, err);
+    int rc = p->noise >= 0 ? write_variants(&w, p, err) : cli_generate(p, 0, write_text, &w, err);
     if (path && fclose(w.out) && !rc)
         rc = mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write %s: %s", path, strerror(errno));
     return rc;

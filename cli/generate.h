@@ -20,6 +20,7 @@ struct cli_generation {
     bool chat, shows;        /* shows: prints each byte of a text as it is drawn */
     bool ids_only;           /* there is no tokenizer, and prompts need none: texts are not decoded */
     size_t at_once, samples; /* texts that share a pass; texts of a prompt */
+    int64_t noise;           /* step of which each variant of the weights has all texts; -1: the weights as they are */
     cJSON *prompts;          /* array of records */
     struct mt_text_ids *ids; /* [n] of the prompts */
     size_t n, longest;       /* longest: tokens of a prompt */

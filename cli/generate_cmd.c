@@ -22,6 +22,10 @@ static int load(struct cli_generation *p, const struct cli_args *args, struct mt
     int rc = cli_load_file(&p->cfg, folder ? NULL : of, MT_TO_GENERATE, args, err);
     if (!rc && !cli_arg(args, "temperature") && strcmp(p->cfg->policy.loss, "off") != 0)
         p->g.temperature = p->cfg->numerics.objective_keys.policy.temperature;
+    if (!rc && p->noise >= 0 && (strcmp(p->cfg->optimizer.type, "mezo") || p->cfg->numerics.mezo.small < 1))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--noise is of optimizer.type = mezo, and of mezo.small = 1: give a configuration with them");
+    if (!rc)
+        p->cfg->numerics.mezo.on_load = p->noise >= 0;
     return rc ?: cli_choose_model(p->cfg, folder && of ? of : model, cli_arg(args, "adapter"), err);
 }
 

@@ -11,10 +11,11 @@
 #include "store/files/file_weights.h"
 #include "store/planes.h"
 
-/** The step whose noise weights are perturbed by. */
+/** The step whose noise weights are perturbed by, and the variant that the first group has of it. */
 struct mt_perturbing {
     const struct mt_numerics *numerics;
     uint64_t step;
+    size_t variant;
 };
 
 /** Of a tensor's weights, of mt_noise_takes(). */
@@ -46,6 +47,7 @@ struct mt_binding {
     char *spill;
     const struct mt_batch *batch; /* of a run with a cache: its micro-batch */
     const struct mt_perturbing *perturbing; /* of a zeroth-order optimizer's step; borrowed */
+    bool noisy_loads;       /* what is trained has its noise after each load (mt_mezo_keys.on_load) */
 };
 
 /* exec_ops.c: submits one instruction of a device queue. */

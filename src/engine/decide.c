@@ -127,7 +127,7 @@ static struct mt_along measure_along(mt_engine *e, struct mt_learner *l, const s
     const struct mt_mezo_keys *keys = &l->numerics.mezo;
     struct mt_along along = {.kind = keys->noise, .seed = l->numerics.seed, .n = (size_t)keys->samples};
     double loss[2], squares = 0;
-    for (size_t i = 0; i < 2 * along.n; i++, l->first_micro += data->n) {
+    for (size_t i = 0; i < mt_mezo_variants(keys); i++, l->first_micro += data->n) {
         struct mt_measure own[MT_MAX_MEASURES] = {{0}};
         mt_engine_measure(e, l, data, own);
         mt_engine_measure(e, l, data, res->measures);

@@ -33,7 +33,8 @@ int mt_dry_engine_create(mt_dry_engine **out, const struct mt_engine_params *p, 
         return mt_fail_nomem(err, "the engine", sizeof(*d));
     d->b = (struct mt_binding){
         .dev = p->dev, .layout = p->layout, .dtype = p->numerics.dtype, .grad_dtype = p->numerics.grad_dtype,
-        .adapters_stay = p->placement.adapters == MT_ADAPTERS_RESIDENT};
+        .adapters_stay = p->placement.adapters == MT_ADAPTERS_RESIDENT,
+        .noisy_loads = p->numerics.mezo.on_load};
     d->rows = mt_learner_row_weights(&p->numerics);
     struct mt_model_params mp = mt_engine_model_params(p);
     int rc = mt_model_create(&d->b.model, d->b.dev, &mp, err) ?: make_buffers(&d->b, err);

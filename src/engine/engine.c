@@ -76,6 +76,7 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
         .adapters_stay = p->placement.adapters == MT_ADAPTERS_RESIDENT,
         .disk_spill_at = p->disk_spill_at,
         .perturbing = &e->perturbing,
+        .noisy_loads = p->numerics.mezo.on_load,
     };
     e->x.b = &e->b;
     e->x.disk = p->disk;
@@ -248,6 +249,13 @@ static int upload(mt_engine *e, size_t n, const struct mt_model_learner *learner
     return rc;
 }
 
+void mt_engine_perturb(mt_engine *e, uint64_t step, size_t variant)
+{
+    e->perturbing = (struct mt_perturbing){&e->learner[0].numerics, step, variant};
+    for (size_t i = 0; i < e->n_lanes && e->b.noisy_loads; i++) /* what stays has the noise before */
+        memset(e->lane[i].resident, 0, e->p.layout->n_units * sizeof(*e->lane[i].resident));
+}
+
 int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_step_result *res, struct mt_err *err)
 {
     struct mt_runnable *r;
@@ -262,7 +270,7 @@ int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_ste
         return rc;
     for (size_t k = 0; k < e->n_learners; k++)
         mt_learner_begin(&e->learner[k], of[k].data, of[k].lr);
-    e->perturbing = (struct mt_perturbing){&e->learner[0].numerics, of[0].data ? of[0].data->step : 0};
+    mt_engine_perturb(e, of[0].data ? of[0].data->step : 0, 0);
     struct mt_disk_stats drives = drive_stats(e);
     rc = run_program(e, r, err);
     if (e->x.updated) {

@@ -60,6 +60,9 @@ struct mt_learner_step {
  * mt_engine_whole().
  */
 int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_step_result *res, struct mt_err *err);
+/** Of mt_mezo_keys.on_load, before the first use: which step's noise weights get from now on, and which variant of it
+ * (mt_mezo_variants()). */
+void mt_engine_perturb(mt_engine *e, uint64_t step, size_t variant);
 /** The last step once more, from the same weights: the updates that it left pending are dropped. Not with updates under
  * backward, nor with directions made on the device (mt_optimizer.direct): a step changes weights or states then. */
 int mt_engine_step_again(mt_engine *e, const struct mt_learner_step *of, struct mt_step_result *res,

@@ -388,12 +388,13 @@ static int perturb_range(const struct mt_binding *b, const struct perturbed *p, 
     return rc;
 }
 
-/* Copies the buffer, and adds noise to what is trained of it, if the layer takes any. */
-static int perturb_pair(const struct mt_binding *b, const struct perturbed *p, struct mt_err *err)
+/* Copies the buffer, if it has another place, and adds noise to what is trained of it, if the layer takes any. */
+static int perturb_buffer(const struct mt_binding *b, const struct perturbed *p, struct mt_err *err)
 {
     const struct mt_unit *u = &b->layout->units[p->o->unit];
     const bool adapters = p->o->kind == MT_OBJ_ADAPTERS;
-    int rc = mt_op_cast(b->dev, &(struct mt_cast){p->o->bytes / sizeof(float), MT_F32, MT_F32, p->from, p->to}, err);
+    const struct mt_cast copy = {p->o->bytes / sizeof(float), MT_F32, MT_F32, p->from, p->to};
+    int rc = p->to == p->from ? 0 : mt_op_cast(b->dev, &copy, err);
     for (size_t i = u->first_range; i < u->first_range + u->n_ranges && p->noise.scale != 0 && !rc; i++) {
         const struct mt_range *r = &b->layout->ranges[i];
         size_t at = adapters ? r->at : mt_unit_range_at(b->layout, (size_t)p->o->unit, r, b->dtype);
@@ -403,27 +404,40 @@ static int perturb_pair(const struct mt_binding *b, const struct perturbed *p, s
     return rc;
 }
 
+/* What a unit's weights get in a group: all but what is a tensor's. Of no step where it is metered. */
+static struct mt_perturb noise_of(const struct mt_binding *b, int unit, size_t group)
+{
+    const struct mt_perturbing *of = b->perturbing;
+    if (!of)
+        return (struct mt_perturb){.scale = 1, .sample = group / 2};
+    const struct mt_numerics *n = of->numerics;
+    size_t variant = of->variant + group;
+    bool takes = mt_mezo_takes(n, of->step, b->layout->units[unit].layer, (int)b->layout->cfg.n_layers);
+    return (struct mt_perturb){.scale = !takes ? 0 : (float)(variant % 2 ? -n->mezo.eps : n->mezo.eps),
+                               .kind = n->mezo.noise, .seed = n->seed, .sample = variant / 2};
+}
+
 static int perturb(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                    struct mt_err *err)
 {
-    size_t variant = mt_group_of(prog->groups, (size_t)in->mb);
-    struct perturbed p = {.noise = {.scale = 1, .sample = variant / 2}}; /* of no step: it is metered */
     int rc = 0;
     for (int k = 0; k < in->n_operands && !rc; k += 2) {
-        p.o = &prog->objects[in->operand[k].object];
-        p.from = buffer_of(b, prog, &in->operand[k]);
-        p.to = buffer_of(b, prog, &in->operand[k + 1]);
-        if (b->perturbing) {
-            const struct mt_numerics *n = b->perturbing->numerics;
-            int layer = b->layout->units[p.o->unit].layer, n_layers = (int)b->layout->cfg.n_layers;
-            bool takes = mt_mezo_takes(n, b->perturbing->step, layer, n_layers);
-            p.noise.scale = !takes ? 0 : (float)(variant % 2 ? -n->mezo.eps : n->mezo.eps);
-            p.noise.kind = n->mezo.noise;
-            p.noise.seed = n->seed;
-        }
-        rc = perturb_pair(b, &p, err);
+        const struct mt_object *o = &prog->objects[in->operand[k].object];
+        const struct perturbed p = {o, buffer_of(b, prog, &in->operand[k]), buffer_of(b, prog, &in->operand[k + 1]),
+                                    noise_of(b, o->unit, mt_group_of(prog->groups, (size_t)in->mb))};
+        rc = perturb_buffer(b, &p, err);
     }
     return rc;
+}
+
+/* Makes what was loaded to what is computed with. */
+static int join(const struct mt_binding *b, const struct mt_object *o, char *w, struct mt_err *err)
+{
+    bool adapters = o->kind == MT_OBJ_ADAPTERS, as_loaded = adapters && b->dtype != MT_F32;
+    int rc = as_loaded ? 0 : (adapters ? join_adapters : prepare_weights)(b, o->unit, w, err);
+    return rc || !b->noisy_loads
+               ? rc
+               : perturb_buffer(b, &(struct perturbed){o, w, w, noise_of(b, o->unit, 0)}, err);
 }
 
 static int submit_compute(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
@@ -437,7 +451,7 @@ static int submit_compute(const struct mt_binding *b, const struct mt_program *p
     void *own = buffer_of(b, prog, &in->operand[0]);
     switch (in->op) {
     case MT_OP_JOIN:
-        return (o->kind == MT_OBJ_ADAPTERS ? join_adapters : prepare_weights)(b, in->unit, own, err);
+        return join(b, o, own, err);
     case MT_OP_ZERO:
         return mt_op_zero(b->dev, &(struct mt_zero){own, o->bytes}, err);
     case MT_OP_POISON:

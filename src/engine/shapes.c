@@ -193,6 +193,7 @@ void mt_engine_describe_units(struct mt_engine_plan *plan, const struct mt_engin
             .size_class = class_of(l, unit),
             .weight_bytes = mt_unit_slot_bytes(l, u, p->numerics.dtype),
             .prepared = is_prepared(l, u, p->numerics.dtype),
+            .noisy = p->numerics.mezo.on_load && unit->trainable,
             .link_bytes = link_bytes(p, unit),
             .adapter_bytes = adapters_stay(p, unit) ? mt_unit_adapter_bytes(unit, p->numerics.dtype) : 0,
             .adapter_link_bytes = unit->n_in_planes[MT_RANGE_TRAINED] * mt_dtype_size(p->numerics.dtype),

@@ -158,11 +158,16 @@ bool mt_update_form_at(size_t i, struct mt_update_form *f);
 enum { MT_OPTIMIZER_NAME = 48 };
 void mt_update_form_name(const struct mt_update_form *f, char name[MT_OPTIMIZER_NAME]);
 
-/** Of optimizers with `zeroth`: how often a step has each weight, with both signs of the noise of each sample; 0: as
- * it is, since it has a gradient. Variant 2s is w + eps z of sample s, and 2s + 1 is w - eps z. */
+/** Of optimizers with `zeroth`: the variants of a step's weights, with both signs of the noise of each sample: 2s is
+ * w + eps z of sample s, and 2s + 1 is w - eps z. */
+static inline size_t mt_mezo_variants(const struct mt_mezo_keys *k)
+{
+    return 2 * (size_t)k->samples;
+}
+/** How many of them a step computes with; 0: none, since it has a gradient. */
 static inline size_t mt_optimizer_variants(const struct mt_numerics *n)
 {
-    return n->optimizer && n->optimizer->zeroth ? 2 * (size_t)n->mezo.samples : 0;
+    return n->optimizer && n->optimizer->zeroth ? mt_mezo_variants(&n->mezo) : 0;
 }
 /** FLOPs of a step as a part of those of forward and backward, which is twice forward. */
 static inline double mt_optimizer_flops_share(const struct mt_numerics *n)

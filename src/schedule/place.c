@@ -224,10 +224,11 @@ static size_t load_bytes(const struct mt_placer *p, const struct mt_object *o)
     return o->kind == MT_OBJ_WEIGHTS ? u->link_bytes : o->kind == MT_OBJ_ADAPTERS ? u->adapter_link_bytes : o->bytes;
 }
 
-/* Is the object decoded or joined after each load? */
+/* Is the object decoded, joined or perturbed after each load? */
 static bool is_joined(const struct mt_placer *p, const struct mt_object *o)
 {
-    bool prepared = o->kind == MT_OBJ_WEIGHTS && p->params->units[o->unit].prepared;
+    const struct mt_unit_shape *u = &p->params->units[o->unit];
+    bool prepared = (o->kind == MT_OBJ_WEIGHTS && u->prepared) || u->noisy;
     return mt_object_is_of_planes(o) && (p->params->join || prepared);
 }
 

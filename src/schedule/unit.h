@@ -78,6 +78,7 @@ struct mt_unit_shape {
     struct mt_port port[MT_MAX_PORTS]; /* what its operations use, beside its record and its adapters */
     size_t weight_bytes; /* of a buffer: in the compute dtype, with space for packed weights before they are decoded */
     bool prepared;       /* a JOIN after each load decodes packed weights, or joins hi and lo */
+    bool noisy;          /* it adds noise, to adapters in a buffer of their own, too */
     size_t link_bytes;   /* of a load */
     size_t adapter_bytes;      /* of a buffer of its adapters' own, in which they stay for the run; 0: none */
     size_t adapter_link_bytes; /* of a load of it, which follows each update */

@@ -103,7 +103,8 @@ int mt_inputs_freeze_all(struct mt_config *cfg, const char *why, struct mt_err *
 {
     int rc = mt_config_override(cfg, "train.blocks", "off", why, err)
           ?: mt_config_override(cfg, "model.share_layers", "1", why, err);
-    bool as_trained = cfg->adapter.kind != MT_ADAPTER_NONE || (cfg->model.base_dtype && cfg->model.freeze.n);
+    bool as_trained = cfg->adapter.kind != MT_ADAPTER_NONE || (cfg->model.base_dtype && cfg->model.freeze.n) ||
+                      cfg->numerics.mezo.on_load;
     return rc || as_trained ? rc : mt_config_override(cfg, "model.freeze", "*", why, err);
 }
 

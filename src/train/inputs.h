@@ -76,7 +76,8 @@ int mt_inputs_lay_out_steps(struct mt_inputs *in, struct mt_numerics *n, struct 
 /**
  * For a use that trains nothing: one phase, and all is frozen. Weights that nothing trains need no master, and may be
  * read in place from the model's files; their values are the same. Adapters stay as they are; so does model.freeze under
- * model.base_dtype, which packs what is frozen and nothing else. why: as of mt_config_override().
+ * model.base_dtype, which packs what is frozen and nothing else, and with mezo.on_load, which perturbs what is trained.
+ * why: as of mt_config_override().
  */
 int mt_inputs_freeze_all(struct mt_config *cfg, const char *why, struct mt_err *err);
 /** Opens a model with the numerics that the configuration trains it with, without data, and freezes it. */
