@@ -104,8 +104,9 @@ static int plan_round(struct round *out, const struct row *row, size_t best, con
     *out = (struct round){0};
     if (!strcmp(c->policy.loss, "off") || !*c->policy.prompts)
         return 0;
-    double texts = (double)(c->policy.prompts_per_round * c->policy.samples);
-    while (best && (double)row[best].texts > texts)
+    double texts = (double)mt_plan_rollouts(c);
+    int64_t together = c->policy.prompts_per_round * c->policy.samples; /* of the same weights */
+    while (best && (int64_t)row[best].texts > together)
         best--;
     double most = (double)c->numerics.objective_keys.policy.max_tokens;
     *out = (struct round){.texts = texts, .generate = texts * most / row[best].per_second};

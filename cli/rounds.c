@@ -22,6 +22,7 @@
 #include "base/strbuf.h"
 #include "checkpoint/checkpoint.h"
 #include "log_lines.h"
+#include "plan/resolve.h"
 #include "rewards.h"
 
 enum { MOST_WORDS = 64, STREAM_PROMPTS = 7000 };
@@ -156,6 +157,12 @@ static int write_prompts(const struct rounds *r, const struct batch *b, struct m
                                               : mt_write_file(b->prompts, text.p, text.len, err);
 }
 
+/* Whether variants of the weights sample, each with noise. */
+static bool by_noise(const struct mt_config *c)
+{
+    return !strcmp(c->policy.loss, "es");
+}
+
 /* Where the command is to look and to write, in its environment; own generation gets it as options. */
 static int sample(const struct rounds *r, const struct batch *b, int *code, struct mt_err *err)
 {
@@ -164,7 +171,7 @@ static int sample(const struct rounds *r, const struct batch *b, int *code, stru
     bool lora = c->adapter.kind != MT_ADAPTER_NONE, own = !strcmp(c->policy.rollouts, "generate");
     const char *adapter = lora ? r->policy ? r->policy : c->adapter.path : "", *model = lora || !r->policy ? c->model.path : r->policy;
     MT_FREED char *text = strdup(c->policy.rollouts);
-    char number[5][32];
+    char number[6][32];
     struct job j = {.n = 0};
     if (!text)
         return mt_fail_nomem(err, "a command", 1);
@@ -184,6 +191,11 @@ static int sample(const struct rounds *r, const struct batch *b, int *code, stru
                 continue;
             word(&j, "--set");
             word(&j, r->args->given[i].value);
+        }
+        if (by_noise(c)) {
+            snprintf(number[5], sizeof(number[5]), "%llu", (unsigned long long)b->round); /* of a step each */
+            word(&j, "--noise");
+            word(&j, number[5]);
         }
         if (*adapter) {
             word(&j, "--adapter");
@@ -472,6 +484,7 @@ static int run_round(struct rounds *r, uint64_t step, int *code, struct mt_err *
 static int check(struct rounds *r, struct mt_err *err)
 {
     const struct mt_config *c = r->cfg;
+    struct mt_numerics n;
     char first[4200];
     path_of(r, 0, ".prompts.jsonl", first);
     r->steps = (uint64_t)c->train.steps;
@@ -479,6 +492,9 @@ static int check(struct rounds *r, struct mt_err *err)
     if (!strcmp(c->policy.loss, "off") || !c->policy.prompts[0] || !r->steps)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts = %s: rounds need policy.loss, policy.prompts and train.steps (of all rounds)",
                        c->policy.rollouts);
+    int rc = mt_resolve_numerics(&n, c, err);
+    if (rc)
+        return rc;
     if (r->per > 1 && c->numerics.objective_keys.policy.old == MT_OLD_BATCH)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.steps_per_round = %llu: more than one update of the same rollouts needs policy.old = file",
                        (unsigned long long)r->per);
@@ -486,11 +502,18 @@ static int check(struct rounds *r, struct mt_err *err)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts = %s: set policy.max_tokens to the most tokens of a completion", c->policy.rollouts);
     if (c->checkpoint.save != MT_SAVE_FULL)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "checkpoint.save = weights: each round goes on from a full checkpoint: set it to full");
+    if (by_noise(c) && strcmp(c->policy.rollouts, "generate") != 0)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts = %s with policy.loss = es: no command has the weights' noise: set it to generate",
+                       c->policy.rollouts);
+    if (by_noise(c) && n.rows_per_step < mt_plan_rollouts(c))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "a step of %lld rows with policy.loss = es, which takes all rollouts of a round "
+                       "(prompts_per_round times samples, of 2 mezo.samples variants of the weights): set train.batch_size = %lld",
+                       (long long)n.rows_per_step, (long long)mt_plan_rollouts(c));
     if (r->args->n_operands > 1)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts is of one configuration: start others apart");
     if (!cli_arg(r->args, "resume") && mt_path_exists(first))
         return mt_fail(err, MT_ERR_USAGE, -ENOTEMPTY, "%s has rounds already: continue with --resume, or choose another checkpoint.dir", r->dir);
-    int rc = mt_json_read_lines(&r->prompts, c->policy.prompts, err);
+    rc = mt_json_read_lines(&r->prompts, c->policy.prompts, err);
     const cJSON *o;
     if (!rc)
         cJSON_ArrayForEach(o, r->prompts)

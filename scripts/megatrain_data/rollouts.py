@@ -31,8 +31,11 @@ def own(record):
     if not isinstance(cut, bool):
         raise Bad('"truncated" must be true or false')
     name = hashlib.blake2b(json.dumps(group, sort_keys=True).encode(), digest_size=8).digest()
-    of_group = (int.from_bytes(name, "little") | 2) & ~1 if math.isnan(made["advantage"]) else 0
-    return made["reward"], made["temperature"], of_group | cut, made["advantage"]
+    of_group = (int.from_bytes(name, "little") | 256) & ~255 if math.isnan(made["advantage"]) else 0
+    noise = -1 if record.get("noise") is None else number(record, "noise")
+    if noise != int(noise) or not -1 <= noise <= 126:
+        raise Bad('"noise" is a whole number up to 126')
+    return made["reward"], made["temperature"], of_group | int(noise + 1) << 1 | cut, made["advantage"]
 
 
 def turns(value, role):

@@ -8,7 +8,7 @@ import numpy as np
 
 from .notes import BYTES, Notes
 
-HEADER, VERSION = 4096, 5
+HEADER, VERSION = 4096, 6
 LINES, INDICES = 1, 2     # kinds of place
 PLAIN_TEXT = 1            # flag: one text, which is cut at the ends of rows
 ANSWERS = 2               # flag: two samples are an item

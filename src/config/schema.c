@@ -194,10 +194,11 @@ static const struct mt_key keys[] = {
      1e6, NULL, "Rated answers: weight of the undesirable ones."},
 
     {"policy", "loss", MT_NUMERICS, MT_KEY_WORD, AT(policy.loss), "off",
-     "off|dapo|grpo|bnpo|dr_grpo|gspo|cispo|sapo|dppo|dro|opd", ANY, "ppo|reinforce|rloo|reinforce_plus_plus|remax|vespo|luspo",
+     "off|dapo|grpo|bnpo|dr_grpo|gspo|cispo|sapo|dppo|dro|opd|es", ANY, "ppo|reinforce|rloo|reinforce_plus_plus|remax|vespo|luspo",
      "Train a policy on rollouts (data.format = rollouts) by this loss of r = p / p_old and advantage A. grpo, bnpo, dapo, dr_grpo: "
      "-min(r A, clip(r) A), which differ in policy.normalise; gspo: of one ratio a rollout; cispo: -min(r, clip_high) A log p, the "
-     "factor held; sapo: a soft clip; dppo: masks tokens whose probability moved too far; dro: a pull to p_old; opd: to ref_logprobs."},
+     "factor held; sapo: a soft clip; dppo: masks tokens whose probability moved too far; dro: a pull to p_old; opd: to ref_logprobs. "
+     "es: evolution strategies, by rewards of perturbed weights alone (optimizer.type = mezo)."},
     {"policy", "clip_low", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.clip_low), "auto", NULL, 0, 1e6, NULL,
      "Ratios count from 1 - clip_low on; with dppo and opd, how far a probability may have fallen. auto: 0.2, gspo 3e-4."},
     {"policy", "clip_high", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.clip_high), "auto", NULL, 0, 1e6, NULL,
@@ -218,7 +219,7 @@ static const struct mt_key keys[] = {
      "Most tokens of a completion: of normalise = constant, and what rollouts are asked for."},
     {"policy", "scale", MT_NUMERICS, MT_KEY_CHOICE, AT(POLICY.scale), "auto", MT_POLICY_SCALE_NAMES, ANY, NULL,
      "Where rollouts have a reward and a group, A is the reward less the group's mean, divided by (deviation + 1e-4) of the group's "
-     "or of all rewards, or by nothing. auto: group, with dr_grpo none."},
+     "or of all rewards, or by nothing. auto: group, with dr_grpo and es none."},
     {"policy", "old", MT_NUMERICS, MT_KEY_CHOICE, AT(POLICY.old), "batch", "batch|file", ANY, NULL,
      "p_old. batch: the policy as it is, one update for each rollout: r is exactly 1. file: old_logprobs of the rollouts, or else "
      "logprobs; it costs one more product with the output matrix."},
@@ -235,8 +236,8 @@ static const struct mt_key keys[] = {
      "sapo: temperature of its sigmoid where A > 0."},
     {"policy", "tau_negative", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.tau_negative), "1.05", NULL, 1e-6, 1e6, NULL,
      "sapo: and elsewhere."},
-    {"policy", "temperature", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.temperature), "1", NULL, 0.01, 100, NULL,
-     "That rollouts were sampled at: training divides logits by it, too."},
+    {"policy", "temperature", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.temperature), "1", NULL, 0, 100, NULL,
+     "That rollouts were sampled at: training divides logits by it, too. 0, with es alone: the likeliest tokens."},
     {"policy", "rollouts", MT_OUTPUT, MT_KEY_STRING, AT(policy.rollouts), "", NULL, ANY, NULL,
      "Train in rounds: generate, this program's own, or a command that writes rollouts of each round's prompts (megatrain help policy). It is "
      "run without a shell. Empty: data.train has the rollouts."},
@@ -245,13 +246,13 @@ static const struct mt_key keys[] = {
     {"policy", "prompts_per_round", MT_NUMERICS, MT_KEY_COUNT, AT(policy.prompts_per_round), "16", NULL, 1, 1e9, NULL,
      "Prompts of a round. Each comes once before any comes twice, in an order by train.seed."},
     {"policy", "samples", MT_NUMERICS, MT_KEY_COUNT, AT(policy.samples), "8", NULL, 1, 1e6, NULL,
-     "Rollouts of each prompt, which are a group."},
+     "Rollouts of each prompt, which are a group; with es of each variant of the weights."},
     {"policy", "refill", MT_NUMERICS, MT_KEY_COUNT, AT(policy.refill), "0", NULL, 0, 1000, NULL,
      "How often a round may take further prompts in place of those whose rollouts all have the same reward, which train nothing; what is "
      "still lacking then is made up of these. 0: never."},
     {"policy", "steps_per_round", MT_NUMERICS, MT_KEY_COUNT, AT(policy.steps_per_round), "1", NULL, 1, 1e9, NULL,
      "Steps that train on a round's rollouts; above 1 with policy.old = file. train.steps is of all rounds, train.batch_size of a step: "
-     "prompts_per_round times samples takes all of a round at once."},
+     "prompts_per_round times samples takes all of a round at once; es needs 2 mezo.samples times as many."},
     {"policy", "reward", MT_NUMERICS, MT_KEY_STRING, AT(policy.reward), "", NULL, ANY, NULL,
      "Rewards of rounds: exact, number, regex (\"completion\" against \"answer\"), schema (JSON against \"schema\"), or a command: rollouts on its "
      "standard input, a number or an object with \"reward\" a line on its output, without a shell. Empty: rollouts have rewards."},
@@ -300,7 +301,7 @@ static const struct mt_key keys[] = {
 
     {"mezo", "eps", MT_NUMERICS, MT_KEY_REAL, AT(numerics.mezo.eps), "1e-3", NULL, 1e-9, 1, NULL,
      "optimizer.type = mezo: a step computes the losses of w + eps z and w - eps z, z noise of variance 1, and is w -= lr ((difference) / "
-     "(2 eps) z + weight_decay w). Nothing else is kept: no gradients, records or states."},
+     "(2 eps) z + weight_decay w). Nothing else is kept: no gradients, records or states. policy.loss = es takes mean rewards for losses."},
     {"mezo", "samples", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.mezo.samples), "1", NULL, 1, MT_MAX_SAMPLES, NULL,
      "Noises of a step, whose steps' mean is taken. Each costs two forward passes; weights are loaded once for all."},
     {"mezo", "layers", MT_NUMERICS, MT_KEY_REAL, AT(numerics.mezo.layers), "1", NULL, 1e-6, 1, NULL,

@@ -21,6 +21,7 @@ struct mt_rollout {
     double advantage; /* NaN: its tokens have their own */
     double reward, deviation; /* its own, and that of its group's rewards */
     bool truncated, left_out, dropped; /* cut off; its tokens weigh nothing; nor does its reward count */
+    int noise; /* which of mt_mezo_variants() has sampled it; -1: the weights as they are */
 };
 
 /** What a document is to an objective. */

@@ -14,6 +14,7 @@ static const double LOGPROB_SLACK = 1e-5;
 static const double LEAST_DEVIATION = 1e-4;
 
 enum { ADVANTAGE, LOGPROB, OLD, REF, N_COLUMNS };
+enum { MOST_NOISE = 126 }; /* 7 bits */
 static const char *const names[N_COLUMNS] = {"advantage", "logprobs", "old_logprobs", "ref_logprobs"};
 
 struct rollout {
@@ -138,18 +139,21 @@ static int read_sample(struct rollout *of, const cJSON *o, bool advantage, struc
 {
     union mt_rollout_values *own = &of->r->values[0];
     const cJSON *group = mt_json_get(o, "group"), *cut = mt_json_get(o, "truncated");
+    double noise = mt_json_number(o, "noise", -1);
     int rc = number_of(of, o, "reward", &own->of.reward, err)
           ?: number_of(of, o, "temperature", &own->of.temperature, err);
     if (rc)
         return rc;
+    if (noise != floor(noise) || noise < -1 || noise > MOST_NOISE)
+        return mt_fail(err, MT_ERR_INPUT, -ERANGE, "%s: \"noise\" is a whole number up to %d", of->where, MOST_NOISE);
     if (!advantage && (isnan(own->of.reward) || !group))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: a rollout has an \"advantage\", or a \"reward\" and a \"group\" (which the "
                        "rollouts of its prompt have in common)", of->where);
     MT_FREED char *text = group && !advantage ? mt_json_print(group, false) : NULL;
     if (group && !advantage && !text)
         return mt_fail_nomem(err, of->where, 64);
-    own->of.group = text ? (XXH3_64bits(text, strlen(text)) | 2) & ~UINT64_C(1) : 0;
-    own->of.group |= cJSON_IsTrue(cut);
+    own->of.group = text ? (XXH3_64bits(text, strlen(text)) | 256) & ~UINT64_C(255) : 0;
+    own->of.group |= (uint64_t)(noise + 1) << 1 | cJSON_IsTrue(cut);
     return cut && !cJSON_IsBool(cut) ? mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"truncated\" must be true or false", of->where) : 0;
 }
 
@@ -249,6 +253,7 @@ int mt_rollouts_weigh(struct mt_rollout *out, struct mt_rollout_sample *s, size_
                 .truncated = s[k].truncated,
                 .left_out = s[k].truncated && keys->truncated != MT_TRUNCATED_KEEP,
                 .dropped = s[k].truncated && drop,
+                .noise = s[k].noise,
             };
     }
     return 0;

@@ -10,7 +10,7 @@
  * Reads a record of format rollouts: "token_ids" with "mask" (1: the policy's own token), or "prompt_ids" and
  * "completion_ids" with "completion_mask" (all 1 unless given); with the byte tokenizer, strings "prompt" and "completion".
  * Of each token, or of each of the completion: "logprobs" (the sampler's), "old_logprobs", "ref_logprobs", where it is
- * trained; "advantage", a number or a list, or "reward" and "group". Further "temperature" and "truncated".
+ * trained; "advantage", a number or a list, or "reward" and "group". Further "temperature", "truncated" and "noise".
  * -EINVAL, -ERANGE: a value is missing or cannot be; *err names it.
  */
 int mt_rollouts_read(struct mt_sample_reader *r, const cJSON *o, const char *where, uint64_t place, struct mt_err *err);
@@ -21,6 +21,7 @@ struct mt_rollout_sample {
     uint32_t source, sample;
     float reward;
     bool truncated;
+    int noise;
 };
 /**
  * Fills out[sample] for s[n], which it sorts: TRL's advantages, (R - mean of the group) / (deviation + 1e-4), the

@@ -9,7 +9,7 @@
 #include "base/err.h"
 #include "data/notes.h"
 
-enum { MT_SHARD_HEADER_BYTES = 4096, MT_SHARD_VERSION = 5 };
+enum { MT_SHARD_HEADER_BYTES = 4096, MT_SHARD_VERSION = 6 };
 /** The unit of a sample's place: none, lines from 1, elements from 0. */
 enum mt_place_kind { MT_PLACE_NONE, MT_PLACE_LINE, MT_PLACE_INDEX };
 enum {
@@ -28,7 +28,8 @@ union mt_rollout_values {
     };
     struct {
         float reward, temperature;
-        uint64_t group; /* a hash of its name; 0: none. The lowest bit: the completion was cut off */
+        uint64_t group; /* a hash of its name; 0: none. Of the lowest 8 bits the first: the completion was cut off; the
+                           others: 1 and mt_rollout.noise */
     } of;
 };
 

@@ -413,6 +413,7 @@ static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uin
 
 struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
 {
+    bool policy = mt_objective_of(&p->numerics)->rollouts && !p->numerics.mezo.rewards;
     struct mt_model_params m = {
         .layout = p->layout,
         .dtype = p->numerics.dtype,
@@ -427,9 +428,8 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .assumed_rows = p->assumed_rows,
         .router_aux_loss = p->numerics.router_aux_loss,
         .logits_piece = (size_t)MT_MAX(p->numerics.logits_piece, (int64_t)0),
-        .temperature =
-            mt_objective_of(&p->numerics)->rollouts ? (float)p->numerics.objective_keys.policy.temperature : 1,
-        .entropy = mt_objective_of(&p->numerics)->rollouts,
+        .temperature = policy ? (float)p->numerics.objective_keys.policy.temperature : 1,
+        .entropy = policy,
         .row_weights = mt_engine_weighs(p, MT_ROWS_WEIGHED),
         .few = mt_engine_few(p),
         .cache = p->cache,

@@ -129,6 +129,7 @@ static struct mt_along measure_along(mt_engine *e, struct mt_learner *l, const s
     double loss[2], squares = 0;
     for (size_t i = 0; i < mt_mezo_variants(keys); i++, l->first_micro += data->n) {
         struct mt_measure own[MT_MAX_MEASURES] = {{0}};
+        l->objective.variant = (int)i;
         mt_engine_measure(e, l, data, own);
         mt_engine_measure(e, l, data, res->measures);
         loss[i % 2] = mt_measure_mean(&own[0]);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "engine/state.h"
 
@@ -256,12 +257,31 @@ void mt_engine_perturb(mt_engine *e, uint64_t step, size_t variant)
         memset(e->lane[i].resident, 0, e->p.layout->n_units * sizeof(*e->lane[i].resident));
 }
 
+/* What was sampled has all that the step needs: only the update before is left to be made. */
+static int step_by_rewards(mt_engine *e, const struct mt_learner_step *of, struct mt_step_result *res,
+                           struct mt_err *err)
+{
+    struct mt_disk_stats drives = drive_stats(e);
+    int64_t began = mt_now_ns();
+    size_t n;
+    int rc = list_micro(e, of, e->step_learner, &n, err) ?: mt_engine_flush(e, err);
+    if (rc)
+        return rc;
+    e->n_micro = n;
+    *res = (struct mt_step_result){.t_step = mt_seconds_since(began)};
+    read_disk(e, &drives, res);
+    mt_engine_decide_along(e, 0, of, res);
+    return 0;
+}
+
 int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_step_result *res, struct mt_err *err)
 {
     struct mt_runnable *r;
     struct mt_step_result out = {0};
     size_t n;
     bool zeroth = mt_engine_variants(&e->p) > 0;
+    if (e->p.numerics.mezo.rewards)
+        return step_by_rewards(e, of, res, err);
     int rc = mt_engine_find_limits(e, err)
           ?: list_micro(e, of, e->step_learner, &n, err)
           ?: mt_runnable_get(&r, e, mt_engine_mode(&e->p), n, err)

@@ -38,8 +38,10 @@ static void add(const mt_engine *e, const struct mt_objective_step *s, size_t fi
     const struct mt_batch *b = teacher ? data->micro : mt_step_whole(data, &n);
     for (size_t i = 0, mb = first; i < n; i++, mb += chunks) {
         const mt_model *m = mt_engine_model_for(e, e->b.layout->n_units - 1, mb);
-        const struct mt_micro_losses of = {&b[i], mt_model_losses(m, mb), mt_model_correct(m, mb),
-                                           mt_model_few_values(m, mb), mt_model_entropy(m, mb)};
+        struct mt_micro_losses of = {.batch = &b[i]};
+        if (!s->objective->by_rewards)
+            of = (struct mt_micro_losses){&b[i], mt_model_losses(m, mb), mt_model_correct(m, mb),
+                                          mt_model_few_values(m, mb), mt_model_entropy(m, mb)};
         s->objective->measure(s, &of, sum);
     }
 }

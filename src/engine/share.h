@@ -14,7 +14,7 @@ static inline size_t mt_engine_variants(const struct mt_engine_params *p)
 /** How often a step has each micro-batch. */
 static inline size_t mt_engine_times(const struct mt_engine_params *p)
 {
-    return MT_MAX(mt_engine_variants(p), (size_t)1);
+    return p->train && p->numerics.mezo.rewards ? 0 : MT_MAX(mt_engine_variants(p), (size_t)1);
 }
 /** Groups of a step's micro-batches: variants of the weights are a group each. */
 static inline struct mt_groups mt_engine_groups(const struct mt_engine_params *p)

@@ -8,7 +8,7 @@
 
 /* Each is defined in a file of its own. A new objective is that file, an entry here and a choice of train.objective. */
 #define OBJECTIVES(X)                                                                    \
-    X(mt_token_loss) X(mt_dpo) X(mt_dpo_norm) X(mt_ipo) X(mt_hinge) X(mt_robust)         \
+    X(mt_token_loss) X(mt_es) X(mt_dpo) X(mt_dpo_norm) X(mt_ipo) X(mt_hinge) X(mt_robust) \
     X(mt_apo_zero) X(mt_apo_down) X(mt_apo_zero_unpaired) X(mt_kto) X(mt_simpo) X(mt_cpo) X(mt_orpo) X(mt_distill)    \
     X(mt_dapo) X(mt_grpo) X(mt_bnpo) X(mt_dr_grpo) X(mt_gspo) X(mt_cispo) X(mt_sapo) X(mt_dppo) X(mt_dro) X(mt_opd)
 

@@ -31,6 +31,7 @@ struct mt_objective_step {
     size_t n_micro;          /* micro-batches; rows, if micro-batches are chunks of these */
     size_t n_policy_tokens;  /* loss rows of rollouts that are not left out */
     size_t n_chosen_rows;    /* loss rows of chosen answers */
+    int variant;             /* of the weights, whose rollouts are measured (es) */
 };
 
 /** A micro-batch that has run; both arrays by loss row. */
@@ -56,6 +57,7 @@ struct mt_objective {
     const char *name;  /* train.objective in the configuration, or preference.loss */
     const char *title; /* the printed name */
     bool rollouts;     /* it takes rollouts (mt_batch.values), and only these */
+    bool by_rewards;   /* all that it needs of them is their rewards: there are no losses (mt_mezo_keys.rewards) */
     bool (*late)(const struct mt_objective_keys *keys); /* whether needs_losses depends on keys; or NULL */
     bool needs_losses; /* weights depend on the micro-batch's losses: the head computes these in a pass before */
     bool answers;      /* it takes data of preferences (mt_batch.role), and only these */

@@ -11,6 +11,7 @@
 
 /* verl cuts log-ratios there: beyond it a loss has no slope. */
 static const double MOST_LOG_RATIO = 20;
+static const double LEAST_TEMPERATURE = 0.01;
 
 struct point {
     const struct mt_policy_keys *k;
@@ -258,6 +259,20 @@ static void finish(const struct mt_objective_step *, struct mt_measure *sum)
     sum[LOSS].n += !(sum[LOSS].n > 0);
 }
 
+/* Evolution strategies: of the rollouts that a variant of the weights has sampled. */
+static void measure_variant(const struct mt_objective_step *s, const struct mt_micro_losses *m, struct mt_measure *sum)
+{
+    const struct mt_batch *b = m->batch;
+    for (size_t d = 0; d < b->n_docs; d++) {
+        const struct mt_rollout *r = &b->rollout[d];
+        if (r->noise != s->variant)
+            continue;
+        measure_rollout(r, rows_of(b, d), sum);
+        if (!r->left_out)
+            mt_measure_add(&sum[LOSS], -r->advantage);
+    }
+}
+
 /* Without a step before and a reference, r is 1 whatever lp is. */
 static bool late(const struct mt_objective_keys *keys)
 {
@@ -280,7 +295,10 @@ int mt_policy_resolve(const struct mt_objective *o, struct mt_policy_keys *k, st
     k->beta = k->beta == MT_AUTO ? f->beta : k->beta;
     k->normalise = k->normalise == MT_BY_AUTO ? f->normalise : k->normalise;
     if (k->scale == MT_SCALE_AUTO)
-        k->scale = f->normalise == MT_BY_CONSTANT ? MT_SCALE_NONE : MT_SCALE_GROUP;
+        k->scale = f->normalise == MT_BY_CONSTANT || o->by_rewards ? MT_SCALE_NONE : MT_SCALE_GROUP;
+    if (k->temperature < LEAST_TEMPERATURE && !o->by_rewards)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.temperature = %g with policy.loss = %s, which divides logits by it: set it to at "
+                       "least %g", k->temperature, o->name, LEAST_TEMPERATURE);
     if (k->normalise == MT_BY_CONSTANT && !k->max_tokens)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.loss = %s divides by the number of rollouts times policy.max_tokens: set that "
                        "to the most tokens of a completion", o->name);
@@ -330,3 +348,9 @@ POLICY(mt_sapo, "sapo", "SAPO", late, sapo, MT_BY_ROWS);
 POLICY(mt_dppo, "dppo", "DPPO", late, dppo, MT_BY_TOKENS, .clip_low = 0.2, .clip_high = 0.2, .beta = 1e-3);
 POLICY(mt_dro, "dro", "DRO", late, dro, MT_BY_TOKENS, .beta = 0.05);
 POLICY(mt_opd, "opd", "on-policy distillation", always, opd, MT_BY_TOKENS, .clip_low = 0.2);
+
+static const struct form by_rewards = {.normalise = MT_BY_TOKENS};
+extern const struct mt_objective mt_es;
+const struct mt_objective mt_es = {.name = "es", .title = "evolution strategies", .rollouts = true,
+                                   .by_rewards = true, .n_measures = N_MEASURES, .measures = MEASURES,
+                                   .measure = measure_variant, .form = &by_rewards};

@@ -164,15 +164,18 @@ static inline size_t mt_mezo_variants(const struct mt_mezo_keys *k)
 {
     return 2 * (size_t)k->samples;
 }
-/** How many of them a step computes with; 0: none, since it has a gradient. */
+/** How many of them a step computes with; 0: none, since it has a gradient. Where it computes nothing (mezo.rewards) 1,
+ * as if it did. */
 static inline size_t mt_optimizer_variants(const struct mt_numerics *n)
 {
-    return n->optimizer && n->optimizer->zeroth ? mt_mezo_variants(&n->mezo) : 0;
+    return !n->optimizer || !n->optimizer->zeroth ? 0 : n->mezo.rewards ? 1 : mt_mezo_variants(&n->mezo);
 }
 /** FLOPs of a step as a part of those of forward and backward, which is twice forward. */
 static inline double mt_optimizer_flops_share(const struct mt_numerics *n)
 {
-    return mt_optimizer_variants(n) ? (double)mt_optimizer_variants(n) / 3 : 1;
+    return n->mezo.rewards            ? 0
+           : mt_optimizer_variants(n) ? (double)mt_optimizer_variants(n) / 3
+                                      : 1;
 }
 /** Whether a layer takes part in a step (LeZO, arXiv 2410.09823): as many as the share says, at least one, drawn by
  * seed and step. layer: -1: it is none. */

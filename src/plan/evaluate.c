@@ -114,7 +114,8 @@ static struct mt_engine_params params_of(const struct mt_plan_request *r, mt_dev
     p.max_len = (size_t)n->seq_len;
     p.max_tokens = (size_t)n->micro_batch * p.max_len / mt_row_chunks(n);
     p.max_docs = MT_MIN((size_t)n->micro_batch * MT_MAX(r->docs_per_row, (size_t)1), p.max_tokens);
-    p.max_micro = count_micro(r, (size_t)n->micro_batch) * mt_engine_times(&p);
+    size_t read = count_micro(r, (size_t)n->micro_batch), times = mt_engine_times(&p);
+    p.max_micro = MT_MAX(read * times, (size_t)1);
     p.draws = r->draws > 0;
     p.cache = r->cache;
     if (r->cache.slots && r->train) {
@@ -133,7 +134,8 @@ static struct mt_engine_params params_of(const struct mt_plan_request *r, mt_dev
         p.placement.update = MT_UPDATE_FORWARD;
     if (p.placement.update == MT_UPDATE_BACKWARD && p.placement.update_pending == MT_AUTO)
         p.placement.update_pending = 1;
-    uint64_t process = process_bytes(r, p.max_micro * p.max_tokens), host = r->placement.host_budget.bytes;
+    uint64_t process = process_bytes(r, (times ? p.max_micro : read) * p.max_tokens);
+    uint64_t host = r->placement.host_budget.bytes;
     p.host_bytes = host - MT_MIN(host, process);
     choose_experts(&p, r);
     return p;
@@ -281,7 +283,8 @@ static void take_settings(struct mt_plan_choice *c, const struct mt_plan_request
     c->layout = r->layout;
     c->numerics = p->numerics;
     c->placement = p->placement;
-    c->n_micro = p->max_micro / mt_engine_times(p);
+    size_t times = mt_engine_times(p);
+    c->n_micro = times ? p->max_micro / times : count_micro(r, (size_t)p->numerics.micro_batch);
 }
 
 /* Weight slots with which the same program is planned again: those of the lane with fewest for its layers; a lane that

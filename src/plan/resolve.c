@@ -293,6 +293,13 @@ struct mt_plan_limits mt_plan_limits_of(const struct mt_machine *m)
 
 /* --- from the configuration ------------------------------------------------------------------------ */
 
+int64_t mt_plan_rollouts(const struct mt_config *c)
+{
+    const struct mt_objective *o = mt_objective_find(c->policy.loss);
+    int64_t variants = o && o->by_rewards ? (int64_t)mt_mezo_variants(&c->numerics.mezo) : 1;
+    return c->policy.prompts_per_round * c->policy.samples * variants;
+}
+
 static int count_rows(struct mt_numerics *n, const struct mt_config *c, struct mt_err *err)
 {
     int64_t tokens = c->train.tokens_per_step, len = n->seq_len;
@@ -381,6 +388,11 @@ static bool is_usual(const struct mt_mezo_keys *k)
 /* What steps by losses alone cannot have, and [mezo] where there are none. */
 static int check_zeroth(const struct mt_numerics *n, const struct mt_config *c, struct mt_err *err)
 {
+    const struct mt_policy_keys *policy = &n->objective_keys.policy;
+    bool es = n->mezo.rewards;
+    if (!n->optimizer->zeroth && es)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.loss = es with optimizer.type = %s: rewards of perturbed weights have no gradient: "
+                       "set optimizer.type = mezo", n->optimizer->type);
     if (!n->optimizer->zeroth && !is_usual(&n->mezo))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "keys of [mezo] are set, but optimizer.type = %s has none of them: set "
                        "optimizer.type = mezo, or remove them", n->optimizer->type);
@@ -403,7 +415,10 @@ static int check_zeroth(const struct mt_numerics *n, const struct mt_config *c, 
         {c->adapter.merge_aware != MT_MERGE_OFF, "adapter.merge_aware", "adapters are merged before they are perturbed",
          "set it to off"},
         {n->objective->weights || n->objective->learn, "preference.loss, policy.loss or train.objective = distill",
-         "what is minimized is not the mean loss of tokens", "set them to off and cross_entropy"},
+         "what is minimized is not the mean loss of tokens", "set them to off and cross_entropy, or policy.loss = es"},
+        {es && n->mezo.small < 1, "mezo.small with policy.loss = es", "which weights are small is of a run, and others sample", "set it to 1"},
+        {es && (policy->kl_weight > 0 || policy->mismatch != MT_MISMATCH_NONE || policy->old == MT_OLD_FILE),
+         "policy.kl_weight, policy.mismatch or policy.old = file with policy.loss = es", "no log-probabilities are computed", "remove them"},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(keys) && n->optimizer->zeroth; i++)
         if (keys[i].set)
@@ -465,7 +480,9 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
     if (!rc && n.optimizer->direct)
         rc = check_directions(&n, c, err);
     n.seed = (uint64_t)c->train.seed;
-    rc = rc ?: find_objective(&n, c, err) ?: check_chunk(&n, err) ?: check_zeroth(&n, c, err);
+    rc = rc ?: find_objective(&n, c, err);
+    n.mezo.rewards = !rc && n.objective->by_rewards;
+    rc = rc ?: check_chunk(&n, err) ?: check_zeroth(&n, c, err);
     if (!rc)
         *out = n;
     return rc;

@@ -143,6 +143,7 @@ struct mt_mezo_keys {
     double layers; /* share of those that are perturbed and updated in a step; the embedding and the head always are */
     double small; /* share of a tensor's weights, the smallest at the start of the run, that are perturbed and updated */
     enum mt_noise_kind noise;
+    bool rewards; /* steps follow from rewards of rollouts with the noise (policy.loss = es), and compute nothing */
     bool on_load; /* of generation: weights get the noise of a step whenever they are loaded */
 };
 

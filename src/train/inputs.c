@@ -250,7 +250,10 @@ static int check_rollouts(const struct mt_inputs *in, const mt_dataset *d, struc
         for (first = 1; !trained[first];)
             first++;
         rc = mt_dataset_read_values(d, i, values, err);
-        const char *lacks = rc ? NULL : mt_policy_lacks(o, &in->numerics.objective_keys.policy, &values[first]);
+        bool silent = o->by_rewards && mt_dataset_rollout(d, i)->noise < 0;
+        const char *lacks = rc       ? NULL
+                            : silent ? "\"noise\", which says whose reward it is: 2 k and 2 k + 1 are of the weights plus and less noise k of its step"
+                                     : mt_policy_lacks(o, &in->numerics.objective_keys.policy, &values[first]);
         if (lacks)
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the rollout has no %s", mt_dataset_place(d, i, place, sizeof(place)), lacks);
     }

@@ -150,7 +150,7 @@ static void report_step(struct mt_loop *l, struct mt_step_report *r)
     r->epoch = mt_train_state_epochs(l->st);
     r->total_tokens = l->st->tokens;
     r->objective = mt_objective_of(mt_setup_numerics_of(l->setup, l->p->learner));
-    r->h2d_bytes = l->setup->choice.engine.h2d_bytes;
+    r->h2d_bytes = r->objective->by_rewards ? 0 : l->setup->choice.engine.h2d_bytes; /* it computes nothing */
     r->d2h_bytes = l->setup->choice.engine.d2h_bytes;
     r->uses_disk = l->setup->choice.engine.uses_disk || l->setup->choice.engine.uses_files;
     MT_JSON_FREED cJSON *record = mt_metrics_step_record(r);
