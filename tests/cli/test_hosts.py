@@ -302,6 +302,40 @@ def lost_hosts_end_the_others(tmp):
         print(f"{name}: {took:.1f} s, exit {p.returncode}, saved step {steps} of {len(losses(out))}")
 
 
+def killed_at_random_points(tmp):
+    """One of three hosts is killed or stopped anywhere in a step, perhaps while it updates, sends or saves. What they leave are
+    checkpoints of one process, from which other numbers of hosts go on."""
+    steps, drive = 14, os.path.join(tmp, "drive")
+    model, data = inputs(tmp)
+    os.mkdir(drive)
+    one, ini = ini_of(tmp, "one", model, data, train__steps=steps, checkpoint__every=1)
+    megatrain("-q", "run", ini)
+    for seed in range(40):
+        r = random.Random(seed)
+        rank, hosts = r.randrange(3), r.choice([1, 2, 3])
+        out, ini = ini_of(tmp, f"killed-{seed}", model, data, train__steps=steps, checkpoint__every=r.choice([1, 2]), **{
+            "memory__states": r.choice(["host", "disk"]), "memory__activations": r.choice(["auto", "disk"]), "memory__nvme_paths": drive,
+            "cluster__states": r.choice(["owned", "owned", "whole"]), "cluster__timeout": f"{round(patience(3))}s",
+            "device__link_gbps": r.choice([0.02, 0.05])})
+        p = mpirun(3, "run", ini, wait=False)
+        wait_for_steps(out, r.randint(2, steps - 6), p)
+        time.sleep(r.random() * 0.3)
+        ranks, sig = ranks_of(p), r.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
+        os.kill(ranks[rank], sig)
+        text, _ = p.communicate()
+        while any(is_alive(pid) for pid in ranks.values()):
+            time.sleep(0.05)
+        what, saved = f"{seed}: host {rank}, {sig.name}", [d for d in os.listdir(out) if d[11:].isdigit()]
+        assert p.returncode and saved, f"{what}: {text}"
+        for d in saved:
+            compare(os.path.join(one, d), os.path.join(out, d), what)
+        (mpirun(hosts, "-q", "run", ini, "--resume") if hosts > 1 else megatrain("-q", "run", ini, "--resume"))
+        compare(os.path.join(one, f"checkpoint-{steps}"), os.path.join(out, f"checkpoint-{steps}"), f"{what}, then {hosts} hosts")
+        assert losses(out) == losses(one) and not os.listdir(drive), what
+        print(f"{what}: {len(saved)} saved, then {hosts} hosts", flush=True)
+        shutil.rmtree(out)
+
+
 def two_networks(tmp):
     """Processes that hold two network namespaces with a cable between them, and what starts mpirun in the first; None:
     that is not allowed here."""
