@@ -100,16 +100,47 @@ static __device__ __forceinline__ float fp8_scale(const struct mt_decode &a, siz
     return a.scale == MT_SCALE_BF16 ? bf16_scale(a, block) : mxfp4_scale(a, block);
 }
 
+/* Rows and columns of a block of FP8, as powers of two; 63: all. */
+struct fp8_bits {
+    unsigned rows, cols;
+};
+static __device__ __forceinline__ fp8_bits fp8_bits_of(int format)
+{
+    switch (format) {
+    case MT_PACKED_FP8:
+        return {7, 7};
+    case MT_PACKED_FP8_64:
+        return {6, 6};
+    case MT_PACKED_FP8_32:
+        return {5, 5};
+    case MT_PACKED_FP8R:
+        return {0, 63};
+    case MT_PACKED_FP8_1X128:
+        return {0, 7};
+    case MT_PACKED_FP8_1X64:
+        return {0, 6};
+    case MT_PACKED_FP8_1X32:
+        return {0, 5};
+    default:
+        return {63, 63};
+    }
+}
+
+static __device__ __forceinline__ size_t fp8_block(const struct mt_decode &a, size_t row, size_t col)
+{
+    fp8_bits b = fp8_bits_of(a.format);
+    size_t across = ((a.cols - 1) >> b.cols) + 1;
+    return (row >> b.rows) * across + (col >> b.cols);
+}
+
 /* Of the block of an element of any format. */
 template <int FORMAT, bool NESTED>
 static __device__ __forceinline__ float scale_at(const struct mt_decode &a, size_t row, size_t col)
 {
     if constexpr (FORMAT != MT_PACKED_FP8)
         return scale_of<FORMAT, NESTED>(a, row * a.cols + col);
-    else if (a.format == MT_PACKED_FP8)
-        return fp8_scale(a, row / MT_FP8_BLOCK * ceil_div(a.cols, MT_FP8_BLOCK) + col / MT_FP8_BLOCK);
     else
-        return fp8_scale(a, a.format == MT_PACKED_FP8R ? row : 0);
+        return fp8_scale(a, fp8_block(a, row, col));
 }
 
 /* f() of the format, where FP8 stands for all of its kinds, and of whether scales are nested. */

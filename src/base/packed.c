@@ -4,7 +4,9 @@
 #include "base/mem.h"
 
 const char *const mt_packed_names[MT_N_PACKED] = {"none", "nf4", "mxfp4", "fp8", "int4", "nvfp4", "fp8 with one scale",
-                                                  "fp8 with a scale a row"};
+                                                  "fp8 with a scale a row", "fp8 in blocks of 64x64",
+                                                  "fp8 in blocks of 32x32", "fp8 in blocks of 1x128",
+                                                  "fp8 in blocks of 1x64", "fp8 in blocks of 1x32"};
 
 /* Digit for digit those of bitsandbytes. */
 const float mt_nf4_values[16] = {
@@ -18,19 +20,25 @@ const float mt_fp4_values[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1,
 
 const float mt_int4_values[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 
+#define FP8(of_rows, of_cols, name) \
+    {.bytes = true, .by_rows = true, .rows = of_rows, .block = of_cols, .codes_name = "", .scales_name = name}
 const struct mt_packed_format mt_packed_formats[MT_N_PACKED] = {
     [MT_PACKED_NF4] = {.may_end = true, .block = MT_NF4_BLOCK, .values = mt_nf4_values, .codes_name = "",
                        .scales_name = ".absmax"},
     [MT_PACKED_MXFP4] = {.block = MT_MXFP4_BLOCK, .values = mt_fp4_values, .scale = MT_SCALE_E8M0,
                          .codes_name = "_packed", .scales_name = "_scale"},
-    [MT_PACKED_FP8] = {.bytes = true, .by_rows = true, .block = MT_FP8_BLOCK, .rows = MT_FP8_BLOCK, .codes_name = "",
-                       .scales_name = "_scale_inv"},
-    [MT_PACKED_FP8T] = {.bytes = true, .by_rows = true, .codes_name = "", .scales_name = "_scale_inv"},
+    [MT_PACKED_FP8] = FP8(MT_FP8_BLOCK, MT_FP8_BLOCK, "_scale_inv"),
+    [MT_PACKED_FP8T] = FP8(0, 0, "_scale_inv"),
     [MT_PACKED_INT4] = {.block = MT_INT4_BLOCK, .values = mt_int4_values, .scale = MT_SCALE_BF16,
                         .codes_name = "_packed", .scales_name = "_scale"},
     [MT_PACKED_NVFP4] = {.block = MT_NVFP4_BLOCK, .values = mt_fp4_values, .scale = MT_SCALE_E4M3_OVER,
                          .codes_name = "_packed", .scales_name = "_scale"},
-    [MT_PACKED_FP8R] = {.bytes = true, .by_rows = true, .rows = 1, .codes_name = "", .scales_name = "_scale"},
+    [MT_PACKED_FP8R] = FP8(1, 0, "_scale"),
+    [MT_PACKED_FP8_64] = FP8(64, 64, "_scale_inv"),
+    [MT_PACKED_FP8_32] = FP8(32, 32, "_scale_inv"),
+    [MT_PACKED_FP8_1X128] = FP8(1, 128, "_scale"),
+    [MT_PACKED_FP8_1X64] = FP8(1, 64, "_scale"),
+    [MT_PACKED_FP8_1X32] = FP8(1, 32, "_scale"),
 };
 
 size_t mt_scale_size(enum mt_scale s)
@@ -67,6 +75,28 @@ size_t mt_packed_scale_at(enum mt_packed f, size_t cols, size_t i)
         return i / p->block;
     size_t row = p->rows ? i / cols / p->rows : 0;
     return p->block ? row * mt_div_up(cols, p->block) + i % cols / p->block : row;
+}
+
+enum mt_packed mt_packed_fp8_of(double rows, double cols)
+{
+    for (enum mt_packed f = MT_PACKED_FP8; f < MT_N_PACKED; f++) {
+        const struct mt_packed_format *p = &mt_packed_formats[f];
+        if (p->bytes && (double)p->rows == rows && (double)p->block == cols)
+            return f;
+    }
+    return MT_PACKED_NONE;
+}
+
+enum mt_packed mt_packed_fp8_with(enum mt_packed first, size_t rows, size_t cols, size_t down, size_t across)
+{
+    for (int i = -1; i < MT_N_PACKED; i++) {
+        enum mt_packed f = i < 0 ? first : (enum mt_packed)i;
+        const struct mt_packed_format *p = &mt_packed_formats[f];
+        size_t has_down = p->rows ? mt_div_up(rows, p->rows) : 1, has_across = p->block ? mt_div_up(cols, p->block) : 1;
+        if (p->bytes && has_down == down && has_across == across)
+            return f;
+    }
+    return MT_PACKED_NONE;
 }
 
 static float value_at(enum mt_packed f, size_t cols, const uint8_t *codes, const float *scales, size_t i)

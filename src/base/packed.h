@@ -21,6 +21,8 @@
  *        edges, its scale an f32, a bf16 or 2^(byte - 127).
  * FP8T   the same codes with one scale for the whole matrix (Ministral 3; ModelOpt).
  * FP8R   the same codes with a scale for each row, an f32 or a bf16 (compressed-tensors, float-quantized by channel).
+ * FP8_*  the same codes in blocks of other sizes: of 64x64 and 32x32, and of a part of a row (compressed-tensors,
+ *        float-quantized by group; MXFP8 has 32 elements and 2^(byte - 127)).
  * INT4   (compressed-tensors, pack-quantized; Kimi-K2-Thinking) two codes a byte, the first in the low half; a block is
  *        32 elements of a row, its scale a bf16. A code's value is code - 8.
  * NVFP4  (NVIDIA 2025) MXFP4's codes; a block is 16 elements of a row, its scale an E4M3 times one f32 for the matrix
@@ -28,7 +30,8 @@
  */
 enum mt_packed {
     MT_PACKED_NONE, MT_PACKED_NF4, MT_PACKED_MXFP4, MT_PACKED_FP8, MT_PACKED_INT4, MT_PACKED_NVFP4,
-    MT_PACKED_FP8T, MT_PACKED_FP8R, MT_N_PACKED,
+    MT_PACKED_FP8T, MT_PACKED_FP8R, MT_PACKED_FP8_64, MT_PACKED_FP8_32, MT_PACKED_FP8_1X128, MT_PACKED_FP8_1X64,
+    MT_PACKED_FP8_1X32, MT_N_PACKED,
     MT_N_PACKABLE = MT_PACKED_FP8T /* those before it can be made from wider weights; the others are only read */
 };
 #define MT_PACKED_NAMES "auto|nf4|mxfp4|fp8|int4|nvfp4" /* values of a setting; auto is MT_PACKED_NONE */
@@ -44,7 +47,7 @@ enum {
     MT_NF4_BLOCK = 64,
     MT_NF4_NESTED = 256, /* blocks to a nested scale */
     MT_MXFP4_BLOCK = 32,
-    MT_FP8_BLOCK = 128,  /* rows, and columns */
+    MT_FP8_BLOCK = 128,  /* rows, and columns; whole blocks of each kind of FP8 */
     MT_INT4_BLOCK = 32,
     MT_NVFP4_BLOCK = 16,
 };
@@ -71,6 +74,11 @@ size_t mt_packed_code_bytes(enum mt_packed f, size_t rows, size_t cols);
 size_t mt_packed_n_scales(enum mt_packed f, size_t rows, size_t cols);
 /** Number of the scale of element i. */
 size_t mt_packed_scale_at(enum mt_packed f, size_t cols, size_t i);
+/** The kind of FP8 in blocks of so many rows and columns; MT_PACKED_NONE: there is none. */
+enum mt_packed mt_packed_fp8_of(double rows, double cols);
+/** The kind of FP8 of which a [rows, cols] matrix has [down, across] scales: `first` if it does; MT_PACKED_NONE:
+ * none. */
+enum mt_packed mt_packed_fp8_with(enum mt_packed first, size_t rows, size_t cols, size_t down, size_t across);
 /** Bytes of the codes of the first n elements, which are whole bytes. */
 size_t mt_packed_codes_before(enum mt_packed f, size_t n);
 

@@ -33,7 +33,7 @@ static cJSON *plain_experts(cJSON *list, const struct mt_layout *l)
 /* Is it described as compressed-tensors does? */
 static bool is_compressed(const struct mt_layout *l, enum mt_packed f)
 {
-    return f == MT_PACKED_INT4 || f == MT_PACKED_NVFP4 || f == MT_PACKED_FP8R ||
+    return f == MT_PACKED_INT4 || f == MT_PACKED_NVFP4 || mt_packed_formats[f].rows == 1 ||
            (f == MT_PACKED_MXFP4 && !l->cfg.family->fused);
 }
 
@@ -72,30 +72,32 @@ static void describe_nf4(cJSON *o, const struct mt_tensor *t)
 
 static void describe_fp8(cJSON *o, enum mt_packed f)
 {
-    const int block[] = {MT_FP8_BLOCK, MT_FP8_BLOCK};
+    const int rows = (int)mt_packed_formats[f].rows, block[] = {rows, (int)mt_packed_formats[f].block};
     mt_json_put(o, "fmt=%s, activation_scheme=%s", "e4m3", "dynamic");
-    mt_json_add(o, "weight_block_size", f == MT_PACKED_FP8 ? cJSON_CreateIntArray(block, 2) : cJSON_CreateNull());
+    mt_json_add(o, "weight_block_size", rows ? cJSON_CreateIntArray(block, 2) : cJSON_CreateNull());
 }
 
 /* Of compressed-tensors: weights alone, without what it says of activations. */
-static void describe_compressed(cJSON *o, enum mt_packed f)
+static void describe_compressed(cJSON *o, const struct mt_tensor *t)
 {
-    static const struct {
-        const char *format, *type, *strategy;
-        int bits, group;
-    } of[MT_N_PACKED] = {[MT_PACKED_INT4] = {"pack-quantized", "int", "group", 4, MT_INT4_BLOCK},
-                         [MT_PACKED_MXFP4] = {"mxfp4-pack-quantized", "float", "group", 4, MT_MXFP4_BLOCK},
-                         [MT_PACKED_NVFP4] = {"nvfp4-pack-quantized", "float", "tensor_group", 4, MT_NVFP4_BLOCK},
-                         [MT_PACKED_FP8R] = {"float-quantized", "float", "channel", 8, 0}};
+    enum mt_packed f = t->packed;
+    static const char *const formats[MT_N_PACKED] = {
+        [MT_PACKED_INT4] = "pack-quantized", [MT_PACKED_MXFP4] = "mxfp4-pack-quantized",
+        [MT_PACKED_NVFP4] = "nvfp4-pack-quantized"};
+    size_t elems = mt_packed_formats[f].block;
+    bool fp8 = mt_packed_formats[f].bytes, mx = t->scale == MT_SCALE_E8M0 && elems;
+    const char *form = formats[f] ?: mx ? "mxfp8-quantized" : "float-quantized";
     cJSON *group = cJSON_AddObjectToObject(cJSON_AddObjectToObject(o, "config_groups"), "group_0");
     cJSON *w = cJSON_AddObjectToObject(group, "weights");
     mt_json_add(group, "targets", cJSON_CreateStringArray((const char *const[]){"Linear"}, 1));
-    mt_json_put(w, "num_bits=%f, type=%s, symmetric=%d, strategy=%s", (double)of[f].bits, of[f].type, true, of[f].strategy);
-    if (of[f].group)
-        cJSON_AddNumberToObject(w, "group_size", of[f].group);
-    if (f == MT_PACKED_MXFP4)
+    mt_json_put(w, "num_bits=%f, type=%s, symmetric=%d, strategy=%s", fp8 ? 8.0 : 4.0,
+                f == MT_PACKED_INT4 ? "int" : "float", true,
+                f == MT_PACKED_NVFP4 ? "tensor_group" : elems ? "group" : "channel");
+    if (elems)
+        cJSON_AddNumberToObject(w, "group_size", (double)elems);
+    if (mx)
         cJSON_AddStringToObject(w, "scale_dtype", "torch.uint8");
-    mt_json_put(o, "format=%s, quantization_status=%s", of[f].format, "compressed");
+    mt_json_put(o, "format=%s, quantization_status=%s", form, "compressed");
 }
 
 int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *err)
@@ -127,7 +129,7 @@ int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *e
     else if (modelopt)
         cJSON_AddStringToObject(o, "quant_algo", "NVFP4");
     else if (compressed)
-        describe_compressed(o, f);
+        describe_compressed(o, packed);
     else if (f != MT_PACKED_MXFP4)
         describe_fp8(o, f);
     mt_json_add(o, f == MT_PACKED_NF4 ? "llm_int8_skip_modules" : modelopt || compressed ? "ignore" : "modules_to_not_convert",

@@ -5,15 +5,16 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/mem.h"
 #include "base/regex.h"
 
 static void refuse(struct mt_keys *r, const char *method, const char *what)
 {
     if (!r->rc)
         r->rc = mt_fail(r->err, MT_ERR_INPUT, -EINVAL,
-                        "%s: quantization_config (%.40s): %.60s is not supported; mxfp4, nvfp4, fp8 in blocks of 128x128, with "
-                        "one scale a row or one a tensor, compressed-tensors' int4 in groups of 32 and bitsandbytes' nf4 "
-                        "are, and so is the bf16 model",
+                        "%s: quantization_config (%.40s): %.60s is not supported; mxfp4, nvfp4, fp8 in blocks of "
+                        "128x128, 64x64, 32x32, 1x128, 1x64 or 1x32, with one scale a row or one a tensor, "
+                        "compressed-tensors' int4 in groups of 32 and bitsandbytes' nf4 are, and so is the bf16 model",
                         r->name, method, what);
 }
 
@@ -39,21 +40,22 @@ static bool is_e4m3(const char *fmt)
     return !strcmp(fmt, "e4m3") || !strcmp(fmt, "float8_e4m3fn");
 }
 
-static bool is_128x128(const cJSON *block)
+static enum mt_packed fp8_in_blocks(const cJSON *block)
 {
-    bool is = cJSON_IsArray(block) && cJSON_GetArraySize(block) == 2;
-    for (const cJSON *v = is ? block->child : NULL; v; v = v->next)
-        is &= cJSON_IsNumber(v) && v->valuedouble == MT_FP8_BLOCK;
-    return is;
+    const cJSON *rows = cJSON_IsArray(block) && cJSON_GetArraySize(block) == 2 ? block->child : NULL;
+    bool are = rows && cJSON_IsNumber(rows) && cJSON_IsNumber(rows->next) && rows->next->valuedouble > 0;
+    return are ? mt_packed_fp8_of(rows->valuedouble, rows->next->valuedouble) : MT_PACKED_NONE;
 }
 
 static void read_fp8(struct mt_keys *r, struct mt_hf_config *c, const cJSON *q)
 {
     const cJSON *block = mt_json_get(q, "weight_block_size");
-    c->packed = !block || cJSON_IsNull(block) ? MT_PACKED_FP8T : MT_PACKED_FP8;
-    c->described_anew = c->packed == MT_PACKED_FP8T; /* may say that there are scales of activations */
-    if (c->packed == MT_PACKED_FP8 && !is_128x128(block))
-        refuse(r, "fp8", "a weight_block_size other than 128x128");
+    bool one = !block || cJSON_IsNull(block);
+    c->packed = one ? MT_PACKED_FP8T : fp8_in_blocks(block);
+    /* may say that there are scales of activations; parts of rows are described as by compressed-tensors */
+    c->described_anew = one || mt_packed_formats[c->packed].rows == 1;
+    if (!c->packed)
+        refuse(r, "fp8", "this weight_block_size");
     else if (!is_e4m3(mt_json_string(q, "fmt", "e4m3")))
         refuse(r, "fp8", mt_json_string(q, "fmt", ""));
 }
@@ -103,26 +105,28 @@ static void read_compressed(struct mt_keys *r, struct mt_hf_config *c, const cJS
     const char *strategy = w ? mt_json_string(w, "strategy", "") : "", *type = w ? mt_json_string(w, "type", "int") : "";
     bool int4 = !strcmp(format, "pack-quantized"), mx = !strcmp(format, "mxfp4-pack-quantized");
     bool fp4 = mx || !strcmp(format, "nvfp4-pack-quantized");
-    bool blocks = !strcmp(strategy, "block"), rows = !strcmp(strategy, "channel");
-    c->packed = blocks ? MT_PACKED_FP8 : rows ? MT_PACKED_FP8R : MT_PACKED_FP8T;
+    double elems = w ? mt_json_number(w, "group_size", 0) : 0;
+    c->packed = !strcmp(strategy, "block")                     ? fp8_in_blocks(block)
+                : !strcmp(strategy, "group") && elems > 0      ? mt_packed_fp8_of(1, elems)
+                : !strcmp(strategy, "channel")                 ? MT_PACKED_FP8R
+                : !strcmp(strategy, "tensor")                  ? MT_PACKED_FP8T
+                                                               : MT_PACKED_NONE;
     if (int4 || fp4)
         c->packed = int4 ? MT_PACKED_INT4 : mx ? MT_PACKED_MXFP4 : MT_PACKED_NVFP4;
     c->described_anew = !int4;
     c->plain_parts = plain_parts(r, mt_json_get(q, "ignore"));
-    if (!int4 && !fp4 && strcmp(format, "float-quantized"))
+    if (!int4 && !fp4 && strcmp(format, "float-quantized") && strcmp(format, "mxfp8-quantized"))
         refuse(r, method, format);
     else if (!w || group->next)
         refuse(r, method, "a number of config_groups other than one");
     else if (mt_json_number(w, "num_bits", 0) != (int4 || fp4 ? 4 : 8) || strcmp(type, int4 ? "int" : "float"))
         refuse(r, method, "a type other than int of 4 bits, or float of 4 or 8");
-    else if (!is_true(w, "symmetric") || ((int4 || mx) && mt_json_number(w, "group_size", 0) != MT_INT4_BLOCK))
+    else if (!is_true(w, "symmetric") || ((int4 || mx) && elems != MT_INT4_BLOCK))
         refuse(r, method, "anything but symmetric groups of 32");
-    else if (fp4 && !mx && mt_json_number(w, "group_size", 0) != MT_NVFP4_BLOCK)
+    else if (fp4 && !mx && elems != MT_NVFP4_BLOCK)
         refuse(r, method, "anything but groups of 16 for nvfp4");
-    else if (!int4 && !fp4 && !blocks && !rows && strcmp(strategy, "tensor"))
-        refuse(r, method, strategy);
-    else if (blocks && !is_128x128(block))
-        refuse(r, method, "a block_structure other than 128x128");
+    else if (!c->packed)
+        refuse(r, method, *strategy ? strategy : "no strategy");
     else if (order && !cJSON_IsNull(order) && !cJSON_IsFalse(order))
         refuse(r, method, "actorder");
     else if (int4 && in && !cJSON_IsNull(in))
@@ -132,12 +136,17 @@ static void read_compressed(struct mt_keys *r, struct mt_hf_config *c, const cJS
 /* https://github.com/NVIDIA/Model-Optimizer */
 static void read_modelopt(struct mt_keys *r, struct mt_hf_config *c, const cJSON *q)
 {
+    static const struct {
+        const char *algorithm;
+        enum mt_packed packed;
+    } of[] = {{"NVFP4", MT_PACKED_NVFP4}, {"FP8", MT_PACKED_FP8T}, {"FP8_PB_WO", MT_PACKED_FP8},
+              {"FP8_PER_CHANNEL_PER_TOKEN", MT_PACKED_FP8R}, {"MXFP8", MT_PACKED_FP8_1X32}};
     const char *algorithm = mt_json_string(q, "quant_algo", "no quant_algo");
-    bool fp4 = !strcmp(algorithm, "NVFP4");
-    c->packed = fp4 ? MT_PACKED_NVFP4 : MT_PACKED_FP8T;
+    for (size_t i = 0; i < MT_ARRAY_LEN(of); i++)
+        c->packed = strcmp(algorithm, of[i].algorithm) ? c->packed : of[i].packed;
     c->described_anew = true;
     c->plain_parts = plain_parts(r, mt_json_get(q, "ignore")) | plain_parts(r, mt_json_get(q, "exclude_modules"));
-    if (!fp4 && strcmp(algorithm, "FP8"))
+    if (!c->packed)
         refuse(r, "modelopt", algorithm);
 }
 

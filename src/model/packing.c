@@ -101,8 +101,9 @@ static struct mt_packed_piece scales_of(const struct mt_tensor *t, const struct 
                                           [MT_SCALE_E4M3] = MT_ST_F8_E4M3, [MT_SCALE_E4M3_OVER] = MT_ST_F8_E4M3};
     size_t n = mt_packed_n_scales(t->packed, rows_of(t), cols_of(t));
     size_t across = f->block ? mt_div_up(cols_of(t), f->block) : 1;
+    bool mx = t->packed == MT_PACKED_FP8_1X32 && t->scale == MT_SCALE_E8M0;
     int n_dims = t->packed == MT_PACKED_NF4 ? 1 : t->packed == MT_PACKED_FP8T ? 0 : 2;
-    enum mt_st_dtype dtype = t->packed == MT_PACKED_MXFP4 ? MT_ST_U8 : of[t->scale];
+    enum mt_st_dtype dtype = t->packed == MT_PACKED_MXFP4 || mx ? MT_ST_U8 : of[t->scale];
     return make_piece(t, MT_PIECE_SCALES, f->scales_name, dtype, n_dims,
                       n_dims == 1 ? (size_t[]){n, 1} : (size_t[]){n / across, across});
 }
@@ -135,6 +136,7 @@ int mt_packed_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct m
 int mt_packed_stored_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct mt_stored *s,
                             const struct mt_tensor *t)
 {
+    const struct mt_packed_format *f = &mt_packed_formats[t->packed];
     int n = mt_packed_pieces(piece, t);
     size_t tensors = s->n / t->n, experts = s->fused ? (size_t)s->shape[0] : 1, name = strlen(t->name);
     for (int i = 0; i < n && !s->fused; i++) { /* files may have another name than layouts, of other length */
@@ -143,11 +145,13 @@ int mt_packed_stored_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const s
     }
     for (int i = 0; i < n && s->fused; i++) {
         struct mt_packed_piece *p = &piece[i];
-        snprintf(p->name, sizeof(p->name), "%s%s", s->name, i ? "_scales" : "_blocks");
-        p->n_dims = i ? 3 : 4; /* as in the release of gpt-oss */
+        bool mx = t->packed == MT_PACKED_MXFP4; /* as in the release of gpt-oss */
+        size_t rows = mt_packed_piece_rows(p), across = p->bytes / rows / mt_st_dtype_size(p->dtype);
+        snprintf(p->name, sizeof(p->name), "%s%s", s->name, mx ? i ? "_scales" : "_blocks" : i ? f->scales_name : "");
+        p->n_dims = mx && !i ? 4 : 3;
         p->shape[3] = MT_MXFP4_BLOCK / 2;
-        p->shape[2] = t->shape[1] / MT_MXFP4_BLOCK;
-        p->shape[1] = t->shape[0] * (int64_t)(tensors / experts);
+        p->shape[2] = mx ? t->shape[1] / MT_MXFP4_BLOCK : (int64_t)across;
+        p->shape[1] = (int64_t)(rows * (tensors / experts));
         p->shape[0] = (int64_t)experts;
         p->bytes *= tensors;
         p->at = 0;
@@ -155,7 +159,13 @@ int mt_packed_stored_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const s
     return n;
 }
 
-struct mt_packed_rows mt_packing_rows(const struct mt_layout *l, const struct mt_tensor *t)
+size_t mt_packed_piece_rows(const struct mt_packed_piece *p)
+{
+    return p->n_dims == 2 ? (size_t)p->shape[0] : 1;
+}
+
+struct mt_packed_rows mt_packing_rows(const struct mt_layout *l, const struct mt_tensor *t,
+                                      const struct mt_packed_piece *piece)
 {
     const struct mt_tensor_place *p = &t->place;
     const struct mt_stored *s = &l->stored[p->stored];
@@ -163,8 +173,10 @@ struct mt_packed_rows mt_packing_rows(const struct mt_layout *l, const struct mt
         return (struct mt_packed_rows){0, 0};
     size_t cols = cols_of(t), share = s->n / (size_t)s->shape[0], in = p->first % share;
     bool transposed = p->col_step != 1;
-    return (struct mt_packed_rows){.first = p->first / share * (share / cols) + (transposed ? in : in / cols),
-                                   .step = transposed ? p->row_step : p->row_step / cols};
+    struct mt_packed_rows at = {.first = p->first / share * (share / cols) + (transposed ? in : in / cols),
+                                .step = transposed ? p->row_step : p->row_step / cols};
+    size_t rows = piece ? mt_packed_piece_rows(piece) : rows_of(t);
+    return rows == rows_of(t) ? at : (struct mt_packed_rows){.first = at.first / rows_of(t) * rows, .step = 1};
 }
 
 bool mt_packing_lies_alone(const struct mt_layout *l, const struct mt_tensor *t)
@@ -196,7 +208,8 @@ bool mt_packing_takes(const struct mt_layout *l, const struct mt_tensor *t, enum
     bool fused = l->stored[t->place.stored].fused;
     if (l->units[t->unit].kind != MT_UNIT_LAYER || t->n_dims != 2 || t->adapter)
         return false;
-    if (f == MT_PACKED_MXFP4 ? fused != !!l->cfg.family->fused : fused)
+    bool fused_fp8 = fused && mt_packed_formats[f].bytes && f == l->cfg.packed && t->place.col_step == 1;
+    if (f == MT_PACKED_MXFP4 ? fused != !!l->cfg.family->fused : fused && !fused_fp8)
         return false;
     if (!fused && (!mt_packing_lies_alone(l, t) || l->stored[t->place.stored].n_dims == 3))
         return false;

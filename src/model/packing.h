@@ -113,19 +113,23 @@ size_t mt_packed_piece_at(const struct mt_tensor *t, enum mt_piece kind);
 bool mt_packing_is_router(const char *name);
 /**
  * Can the tensor be kept packed? A matrix of a linear layer of a decoder layer can, except a router,
- * and in INT4 one that quantization_config excepts. If files hold the experts of a layer as one tensor, only these can,
- * in MXFP4, as in the release of gpt-oss.
+ * and in INT4 one that quantization_config excepts. If files hold the experts of a layer as one tensor, only these can
+ * be in MXFP4, as in the release of gpt-oss; in FP8 they can where files have them so.
  */
 bool mt_packing_takes(const struct mt_layout *l, const struct mt_tensor *t, enum mt_packed f);
 /** May it stay packed? Not if a tensor that is fused with it in files is trained. */
 bool mt_packing_keeps(const struct mt_layout *l, const struct mt_tensor *t);
 
-/** Rows of a tensor in a stored one that holds several in MXFP4: row r is row first + r * step there. Rows are outputs
- * in packed files, even if unpacked files are transposed. */
+/** Rows of a piece of a tensor in a stored one that holds several: row r is row first + r * step there. Rows of codes
+ * (p NULL) are outputs in packed files, even if unpacked files are transposed; scales have one for each row of
+ * blocks. */
 struct mt_packed_rows {
     size_t first, step; /* step 0: it is a tensor of its own in the file */
 };
-struct mt_packed_rows mt_packing_rows(const struct mt_layout *l, const struct mt_tensor *t);
+struct mt_packed_rows mt_packing_rows(const struct mt_layout *l, const struct mt_tensor *t,
+                                      const struct mt_packed_piece *p);
+/** Rows of a piece of codes or scales. */
+size_t mt_packed_piece_rows(const struct mt_packed_piece *p);
 
 /** Do files have it as a tensor of its own, in the layout's order? */
 bool mt_packing_lies_alone(const struct mt_layout *l, const struct mt_tensor *t);

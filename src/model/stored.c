@@ -506,10 +506,11 @@ static int scatter(struct mt_stored_writer *w, const struct mt_tensor *t, const 
     struct mt_values v = values_of(t, of, piece), as = v;
     struct mt_tensor rows = *t;
     if (v.piece) {
-        struct mt_packed_rows at = mt_packing_rows(w->l, t);
+        struct mt_packed_rows at = mt_packing_rows(w->l, t, v.piece);
+        size_t n = mt_packed_piece_rows(v.piece);
         rows.n_dims = 1;
         rows.place = (struct mt_tensor_place){.first = at.first, .row_step = at.step, .col_step = 1};
-        as = (struct mt_values){.t = &rows, .n = (size_t)t->shape[0], .size = v.piece->bytes / (size_t)t->shape[0]};
+        as = (struct mt_values){.t = &rows, .n = n, .size = v.piece->bytes / n};
     }
     if (!mt_grow(&w->tensor, &w->tensor_bytes, v.n * v.size, 1))
         return mt_fail_nomem(err, t->name, v.n * v.size);

@@ -81,17 +81,18 @@ static int check_merge_aware(const struct mt_inputs *in, struct mt_err *err)
     bool recomputed = l->adapter_default.merge_scale == MT_SCALES_RECOMPUTED, any = false;
     for (size_t i = 0; mode > MT_MERGE_BF16 && i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        bool whole = t->packed == MT_PACKED_FP8T || t->packed == MT_PACKED_FP8R; /* a merge's job has not all of a block */
-        enum mt_packed f = whole ? MT_PACKED_FP8 : t->packed;
+        bool kept = t->packed >= MT_N_PACKABLE; /* a kind of FP8 whose scales are not made here */
+        enum mt_packed f = kept ? MT_PACKED_FP8 : t->packed;
         if (t->adapter || !t->param->adapter || !f)
             continue;
         any = true;
         if (f != formats[mode])
             return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.merge_aware = %s: %s is %s: name that format, or bf16",
                            mt_packed_names[formats[mode]], t->name, mt_packed_names[t->packed]);
-        if (recomputed && (whole || (t->scale != mt_packed_formats[f].scale && t->scale != MT_SCALE_E4M3)))
+        if (recomputed && (kept || (t->scale != mt_packed_formats[f].scale && t->scale != MT_SCALE_E4M3)))
             return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.merge_scale = recomputed: %s is %s with scales that can only be "
-                           "kept (nested, one for a row or for all, or of another type): set it to frozen", t->name, mt_packed_names[f]);
+                           "kept (nested, of other blocks than 128x128, or of another type): set it to frozen", t->name,
+                           mt_packed_names[t->packed]);
     }
     if (mode > MT_MERGE_BF16 && !any)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.merge_aware = %s, but no matrix with an adapter is packed so: set "

@@ -271,7 +271,7 @@ static int add_packed(struct list *v, const struct mt_tensor *t, struct mt_err *
     int rc = 0;
     if (src->format != t->packed || src->scale != t->scale || src->wider_scales)
         return fail_other(t, err);
-    size_t lanes = MT_MAX(src->rows.step, (size_t)1), lane = src->rows.first % lanes, rows = (size_t)t->shape[0];
+    size_t lanes = MT_MAX(src->rows.step, (size_t)1), lane = src->rows.first % lanes;
     bool joins = lane && is_of_last(v, t, src->rows.first - lane);
     struct mt_file_part *p = joins ? &v->part[v->n - 1] : add_part(v, t, MT_ST_U8);
     int n = mt_packed_pieces(piece, t);
@@ -279,11 +279,12 @@ static int add_packed(struct list *v, const struct mt_tensor *t, struct mt_err *
         return fail_other(t, err);
     for (int i = 0; i < n; i++) {
         const struct mt_st_tensor *from = mt_packed_piece_in(src, &piece[i]);
-        size_t row = piece[i].bytes / rows;
+        size_t row = piece[i].bytes / mt_packed_piece_rows(&piece[i]);
         if (!from || row * lanes > MT_SUM_BLOCK)
             return fail_other(t, err);
         struct mt_file_piece *q = joins ? &v->piece[(size_t)(p->piece - v->piece) + (size_t)i]
-                                        : add_piece(v, p, from, src->rows.first * row, piece[i].bytes);
+                                        : add_piece(v, p, from, mt_packed_rows_in(src, &piece[i]).first * row,
+                                                    piece[i].bytes);
         v->form[v->n - 1].kind[i] = piece[i].kind;
         q->row = lanes > 1 ? row : 0;
         q->at[lane] = piece[i].at;

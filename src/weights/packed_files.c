@@ -22,11 +22,13 @@ static const char *const suffixes[] = {
     ".activation_scale", ".input_scale", ".input_global_scale", ".k_scale", ".v_scale",
 };
 
-/* The pieces that hold all experts of a layer: gpt-oss. */
+/* The pieces that hold all experts of a layer: of gpt-oss, and FP8. */
 static bool is_of_experts(const char *name)
 {
     static const char *const names[] = {"gate_up_proj_blocks", "gate_up_proj_scales", "down_proj_blocks",
-                                        "down_proj_scales"};
+                                        "down_proj_scales",    "gate_up_proj_scale_inv", "down_proj_scale_inv",
+                                        "gate_up_proj_scale",  "down_proj_scale", "gate_up_proj_activation_scale",
+                                        "down_proj_activation_scale"};
     const char *experts = strstr(name, ".experts.");
     for (size_t i = 0; experts && i < MT_ARRAY_LEN(names); i++)
         if (!strcmp(experts + strlen(".experts."), names[i]))
@@ -120,32 +122,74 @@ static int find_nf4(struct mt_packed_source *s, const struct mt_st_model *st, co
     return rc ? rc : mt_packed_read_offset(st, s, t, &offset, err);
 }
 
-/* Blocks of 128x128; or one scale, which has no dimensions or one, for the whole matrix; or [rows, 1] of rows. */
-static int find_fp8(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
-                    struct mt_err *err)
+/* A matrix in FP8, which may be one of the experts' in a tensor: [experts, parts * rows, cols]. */
+struct fp8 {
+    size_t experts, parts, rows, cols;
+    size_t down, across; /* scales of each of the experts */
+};
+
+static bool is_shaped(const struct mt_st_tensor *t, const struct fp8 *m, bool fused)
 {
+    const int64_t shape[] = {(int64_t)m->experts, (int64_t)(m->parts * m->rows), (int64_t)m->cols};
+    return t->n_dims == 2 + fused && !memcmp(t->shape, shape + !fused, sizeof(shape[0]) * (size_t)t->n_dims);
+}
+
+/* [down, across], and before it the number of experts; what is not there is 1. ModelOpt has a 1 after each of them. */
+static void read_grid(struct fp8 *m, const struct mt_st_tensor *scales, bool fused)
+{
+    const int64_t *shape = scales->shape + fused;
+    int n = scales->n_dims - fused;
+    bool blocks = n == 4 && shape[1] == 1 && shape[3] == 1;
+    m->down = n == 1 || n == 2 || blocks ? (size_t)shape[0] : (size_t)(n == 0);
+    m->across = n == 2 ? (size_t)shape[1] : blocks ? (size_t)shape[2] : 1;
+    if (fused && (n < 0 || scales->shape[0] != (int64_t)m->experts))
+        m->down = 0;
+}
+
+/* The kind that has such scales: `said`, if it can be. Sets where they lie; a scale may be for all parts. */
+static void match_grid(struct mt_packed_source *s, struct fp8 *m, enum mt_packed said)
+{
+    bool for_all = m->parts > 1 && m->down == 1;
+    size_t down = for_all ? 1 : m->down / m->parts;
+    enum mt_packed first = s->scales->n_dims < 2 ? MT_PACKED_FP8T : said;
+    bool whole = m->down && (for_all || m->down % m->parts == 0);
+    s->format = whole ? mt_packed_fp8_with(first, m->rows, m->cols, down, m->across) : MT_PACKED_NONE;
+    size_t block = mt_packed_formats[s->format].rows;
+    if (s->rows.step > 1 || (m->parts > 1 && down > 1 && m->rows % block)) /* a block has rows of two matrices */
+        s->format = MT_PACKED_NONE;
+    s->scale_rows = (struct mt_packed_rows){s->rows.first / m->rows * m->down / m->parts, s->rows.step};
+}
+
+/* l NULL: the tensor is of no layout. */
+static int find_fp8(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_layout *l,
+                    const struct mt_tensor *t, struct mt_err *err)
+{
+    const struct mt_stored *stored = l ? &l->stored[t->place.stored] : NULL;
+    bool fused = stored && stored->fused;
+    struct fp8 m = {.experts = 1, .parts = 1, .rows = (size_t)t->shape[0], .cols = (size_t)t->shape[1]};
     s->scales = beside(st, s->codes->name, "_scale_inv");
     if (!s->scales)
         s->scales = beside(st, s->codes->name, "_scale");
     if (!s->scales)
-        return bad(err, st, s->codes, "is FP8 without a weight_scale_inv or weight_scale: only blocks of 128x128, a scale "
-                   "for each row and one for the tensor are supported");
-    if (s->codes->n_elems != t->n || t->n_dims != 2 || s->codes->shape[0] != t->shape[0])
+        return bad(err, st, s->codes, "is FP8 without a weight_scale_inv or weight_scale: only blocks, a scale for "
+                   "each row and one for the tensor are supported");
+    if (fused) {
+        m.experts = (size_t)stored->shape[0];
+        m.parts = stored->n / m.experts / t->n;
+        s->rows = mt_packing_rows(l, t, NULL);
+    }
+    if (!is_shaped(s->codes, &m, fused))
         return bad(err, st, s->codes, "has another shape than config.json asks for");
     enum mt_st_dtype dtype = s->scales->dtype;
-    bool by_row = s->scales->n_dims == 2 && s->scales->shape[0] == t->shape[0] && s->scales->shape[0] > 1;
-    if (s->scales->n_dims < 2)
-        s->format = MT_PACKED_FP8T;
-    else if (by_row)
-        s->format = MT_PACKED_FP8R;
+    bool bytes = dtype == MT_ST_F8_E8M0 || dtype == MT_ST_U8;
     s->wider_scales = dtype == MT_ST_F16;
-    s->scale = dtype == MT_ST_BF16 ? MT_SCALE_BF16 : dtype == MT_ST_F8_E8M0 ? MT_SCALE_E8M0 : MT_SCALE_F32;
+    s->scale = dtype == MT_ST_BF16 ? MT_SCALE_BF16 : bytes ? MT_SCALE_E8M0 : MT_SCALE_F32;
+    read_grid(&m, s->scales, fused);
+    match_grid(s, &m, l ? l->cfg.packed : MT_PACKED_NONE);
     bool known = dtype == MT_ST_F32 || s->wider_scales || s->scale != MT_SCALE_F32;
-    if (!known || s->scales->n_elems != mt_packed_n_scales(s->format, (size_t)t->shape[0], (size_t)t->shape[1]) ||
-        (s->scales->n_dims == 2 && !by_row && s->scales->shape[0] != (t->shape[0] + MT_FP8_BLOCK - 1) / MT_FP8_BLOCK))
-        return bad(err, st, s->scales, "is not an F32, BF16, F16 or F8_E8M0 scale for each block of 128x128, for each row, or "
-                   "for the tensor");
-    return 0;
+    return known && s->format
+               ? 0 : bad(err, st, s->scales, "is not an F32, BF16, F16 or F8_E8M0 scale for each block of 128x128, "
+                         "64x64, 32x32, 1x128, 1x64 or 1x32, for each row, or for the matrix, experts' two matrices apart");
 }
 
 /* Is it [rows, cols], as I32 or I64? */
@@ -248,11 +292,14 @@ int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, c
     snprintf(codes, sizeof(codes), "%.180s_packed", name);
     bool alone = !l || mt_packing_lies_alone(l, t);
     int rc = 0;
-    if (!alone && s.codes && (s.codes->dtype == MT_ST_U8 || s.codes->dtype == MT_ST_F8_E4M3)) {
-        bool experts = stored->fused && s.codes->dtype == MT_ST_F8_E4M3;
-        rc = bad(err, st, s.codes, experts ? "holds all experts of a layer in FP8, which is read where each has a tensor of its "
-                                             "own: decode the model with transformers (FineGrainedFP8Config(dequantize=True), "
-                                             "save_pretrained); model.base_dtype = fp8 packs it again"
+    bool experts = !alone && stored->fused && s.codes && s.codes->dtype == MT_ST_F8_E4M3 && t->n_dims == 2;
+    if (experts && t->place.col_step == 1) {
+        rc = find_fp8(&s, st, l, t, err);
+    } else if (!alone && s.codes && (s.codes->dtype == MT_ST_U8 || s.codes->dtype == MT_ST_F8_E4M3)) {
+        rc = bad(err, st, s.codes, experts ? "holds all experts of a layer in FP8 as [experts, columns, rows], which "
+                                             "is read as [experts, rows, columns]: decode the model with transformers "
+                                             "(FineGrainedFP8Config(dequantize=True), save_pretrained); "
+                                             "model.base_dtype = fp8 packs it again"
                                            : "is packed, which is not supported for a tensor that files have in another order: "
                                              "decode the model to bf16");
     } else if (!s.codes && (alone || stored->fused)) {
@@ -263,7 +310,7 @@ int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, c
         if (!s.format)
             s.codes = NULL;
         else if (!alone)
-            s.rows = mt_packing_rows(l, t);
+            s.rows = s.scale_rows = mt_packing_rows(l, t, NULL);
         if (s.format)
             rc = alone ? find_mxfp4(&s, st, t, err) : find_fused(&s, st, stored, t, err);
         else if (alone && (s.codes = mt_stored_find(st, codes))) {
@@ -282,8 +329,7 @@ int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, c
         s.format = MT_PACKED_NF4;
         rc = t->n_dims == 2 ? find_nf4(&s, st, t, err) : bad(err, st, s.codes, "has dtype U8");
     } else if (alone && s.codes && s.codes->dtype == MT_ST_F8_E4M3) {
-        s.format = MT_PACKED_FP8;
-        rc = t->n_dims == 2 ? find_fp8(&s, st, t, err) : bad(err, st, s.codes, "has dtype F8_E4M3");
+        rc = t->n_dims == 2 ? find_fp8(&s, st, l, t, err) : bad(err, st, s.codes, "has dtype F8_E4M3");
     }
     if (!rc)
         *out = s;
@@ -307,14 +353,14 @@ struct file {
 
 /* Bytes [at, at + n) of a piece of t: whole rows, if rows of other tensors are between them. Scales are widened that
  * files have as F16. */
-static int read_part(const struct file *f, const struct mt_tensor *t, const struct mt_packed_piece *p, size_t at,
-                     size_t n, void *dst, struct mt_err *err)
+static int read_part(const struct file *f, const struct mt_packed_piece *p, size_t at, size_t n, void *dst,
+                     struct mt_err *err)
 {
     const struct mt_st_tensor *from = f->src->piece[p->kind];
-    struct mt_packed_rows r = f->src->rows;
-    size_t row = p->bytes / (size_t)t->shape[0];
+    struct mt_packed_rows r = mt_packed_rows_in(f->src, p);
+    size_t row = p->bytes / mt_packed_piece_rows(p);
     if (f->src->wider_scales && p->kind == MT_PIECE_SCALES)
-        return mt_st_read_f32(f->st, from, at / sizeof(float), n / sizeof(float), dst, err);
+        return mt_st_read_f32(f->st, from, (at + r.first * row) / sizeof(float), n / sizeof(float), dst, err);
     if (r.step <= 1)
         return mt_st_read_raw(f->st, from, at + r.first * row, n, dst, err);
     size_t bytes = ((n / row - 1) * r.step + 1) * row;
@@ -326,10 +372,10 @@ static int read_part(const struct file *f, const struct mt_tensor *t, const stru
     return rc;
 }
 
-static int read_summed(const struct file *f, const struct mt_tensor *t, const struct mt_packed_piece *p, size_t at,
-                       size_t n, void *dst, struct mt_err *err)
+static int read_summed(const struct file *f, const struct mt_packed_piece *p, size_t at, size_t n, void *dst,
+                       struct mt_err *err)
 {
-    int rc = read_part(f, t, p, at, n, dst, err);
+    int rc = read_part(f, p, at, n, dst, err);
     if (!rc && f->summer)
         mt_summer_add(f->summer, dst, n);
     return rc;
@@ -380,6 +426,11 @@ bool mt_packed_is_finite(enum mt_packed f, enum mt_scale scale, enum mt_piece pi
     return !scales || scale == MT_SCALE_NESTED || scales_are_finite(scale, data, at, n, most);
 }
 
+struct mt_packed_rows mt_packed_rows_in(const struct mt_packed_source *src, const struct mt_packed_piece *p)
+{
+    return p->kind == MT_PIECE_CODES ? src->rows : src->scale_rows;
+}
+
 const struct mt_st_tensor *mt_packed_piece_in(const struct mt_packed_source *src, const struct mt_packed_piece *p)
 {
     const struct mt_st_tensor *from = src->piece[p->kind];
@@ -391,14 +442,14 @@ const struct mt_st_tensor *mt_packed_piece_in(const struct mt_packed_source *src
 static int copy_piece(const struct file *f, const struct mt_tensor *t, const struct mt_packed_piece *p,
                       mt_plane_set *planes, char *buf, struct mt_err *err)
 {
-    size_t row = p->bytes / (size_t)t->shape[0];
+    size_t row = p->bytes / mt_packed_piece_rows(p);
     size_t piece = f->src->rows.step ? MT_MAX(PIECE / row, (size_t)1) * row : PIECE;
     int rc = 0;
     if (!mt_packed_piece_in(f->src, p))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is missing or has another size than before", p->name);
     for (size_t at = 0; at < p->bytes && !rc; at += piece) {
         size_t n = MT_MIN(piece, p->bytes - at);
-        rc = read_summed(f, t, p, at, n, buf, err);
+        rc = read_summed(f, p, at, n, buf, err);
         if (!rc && planes && !mt_packed_is_finite(t->packed, t->scale, p->kind, at, buf, n))
             rc = bad(err, f->st, f->src->codes, "holds weights that are not finite");
         rc = rc ?: write_plane(planes, t, p->at + at, n, buf, err);
@@ -437,7 +488,7 @@ static int read_whole(void *ctx, const struct mt_tensor *t, const struct mt_pack
 {
     const struct file *f = ctx;
     return p->kind == MT_PIECE_OFFSET ? mt_packed_read_offset(f->st, f->src, t, dst, err)
-                                      : read_summed(f, t, p, 0, p->bytes, dst, err);
+                                      : read_summed(f, p, 0, p->bytes, dst, err);
 }
 
 int mt_packed_file_read(struct mt_packed_matrix *out, const struct mt_st_model *st, const struct mt_packed_source *src,

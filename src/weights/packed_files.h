@@ -14,7 +14,7 @@ struct mt_packed_source {
     enum mt_packed format; /* MT_PACKED_NONE: `codes` is the tensor in a plain dtype */
     enum mt_scale scale;   /* the type of scales in planes */
     bool wider_scales;     /* FP8: planes have F32 where the file has F16 */
-    struct mt_packed_rows rows;
+    struct mt_packed_rows rows, scale_rows; /* of codes, and of scales */
     union { /* NULL: the files have none */
         const struct mt_st_tensor *piece[MT_N_PIECES];
         struct {
@@ -26,6 +26,8 @@ struct mt_packed_source {
  * `l` NULL: the tensor is of no layout, and is a tensor of its own in the file. */
 int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, const struct mt_layout *l,
                    const struct mt_tensor *t, struct mt_err *err);
+/** Rows of the piece in that tensor of the files. */
+struct mt_packed_rows mt_packed_rows_in(const struct mt_packed_source *src, const struct mt_packed_piece *p);
 /** The tensor of the files that holds the piece; NULL: none of its size. */
 const struct mt_st_tensor *mt_packed_piece_in(const struct mt_packed_source *src, const struct mt_packed_piece *p);
 /** Checks NF4's quant_state, and reads the offset of nested scales. */

@@ -259,12 +259,20 @@ def what_a_file_says_has_to_be_true(tmp, data):
             ini = write_ini(wrong + ".ini", base(wrong, data, wrong + "-out", model__init="weights", model__freeze=freeze))
             p = megatrain("run", ini, expect=3)
             assert words in p.stderr, (what, p.stderr)
-    fused = os.path.join(tmp, "fused")  # as Mistral Small 4 is released
-    shutil.copytree(os.path.join(os.path.dirname(RELEASED), "mistral4"), fused)
-    fp8 = {n: ("F8_E4M3", t[1], t[2][::2]) if n.endswith("experts.gate_up_proj") else t for n, t in tensors(fused).items()}
-    write_safetensors(os.path.join(fused, "model.safetensors"), fp8)
-    p = megatrain("run", write_ini(fused + ".ini", base(fused, data, fused + "-out", model__init="weights")), expect=3)
-    assert "experts.gate_up_proj" in p.stderr and "FineGrainedFP8Config(dequantize=True)" in p.stderr, p.stderr
+    for family, mend in ("mistral4", "without a weight_scale_inv"), ("gpt_oss", "FineGrainedFP8Config(dequantize=True)"):
+        fused = os.path.join(tmp, family)  # gpt_oss has columns before rows
+        shutil.copytree(os.path.join(os.path.dirname(RELEASED), family), fused)
+        fp8 = {n: ("F8_E4M3", t[1], t[2][::2]) if n.endswith("experts.gate_up_proj") else t for n, t in tensors(fused).items()}
+        write_safetensors(os.path.join(fused, "model.safetensors"), fp8)
+        p = megatrain("run", write_ini(fused + ".ini", base(fused, data, fused + "-out", model__init="weights")), expect=3)
+        assert "experts.gate_up_proj" in p.stderr and mend in p.stderr, p.stderr
+    # a block that has rows of two matrices
+    fused = os.path.join(tmp, "mistral4")
+    scales = {n + "_scale_inv": ("F32", [t[1][0], 3, 1], struct.pack(f"<{t[1][0] * 3}f", *[1] * t[1][0] * 3))
+              for n, t in tensors(fused).items() if n.endswith("experts.gate_up_proj")}
+    write_safetensors(os.path.join(fused, "model.safetensors"), {**tensors(fused), **scales})
+    p = megatrain("run", fused + ".ini", expect=3)
+    assert "experts.gate_up_proj_scale_inv" in p.stderr and "two matrices apart" in p.stderr, p.stderr
 
 
 with tempfile.TemporaryDirectory() as tmp:

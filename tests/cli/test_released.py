@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models as they are released, in the formats of compressed-tensors and ModelOpt: the bits of the decoded model from every
+"""Models as they are released, in the formats of compressed-tensors, ModelOpt and transformers: the bits of the decoded model from every
 home, and codes and scales kept in what is written. released.safetensors, of these programs, says what their codes mean.
 
 test_released.py FORM... (a key of FORMS)
 """
 import json
+import math
 import os
 import random
+import re
 import shutil
 import struct
 import sys
@@ -33,7 +35,17 @@ FORMS = {
     "fp8-tensor": compressed(8, "tensor", "float-quantized"),
     "fp8-blocks": compressed(8, "block", "float-quantized", block_structure=[128, 128]),
     "fp8-modelopt": {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head*"]},
+    "fp8-64x64": {"quant_method": "fp8", "weight_block_size": [64, 64]},
+    "mxfp8-1x32": compressed(8, "group", "mxfp8-quantized", group_size=32, scale_dtype="torch.uint8"),
+    "fp8-experts-32x32": {"quant_method": "fp8", "weight_block_size": [32, 32]},
+    "fp8-experts-tensor": {"quant_method": "fp8", "weight_block_size": None},
 }
+
+
+def block_of(name):
+    """Rows and columns of a block, which names end with; None: 128."""
+    m = re.search(r"(\d+)x(\d+)$", name)
+    return (int(m[1]), int(m[2])) if m else (128, 128)
 
 
 def fp4_tensors(r, name, rows, cols, modelopt):
@@ -45,18 +57,31 @@ def fp4_tensors(r, name, rows, cols, modelopt):
             name.replace("weight", "input_scale" if modelopt else "input_global_scale"): ("F32", [] if modelopt else [1], factor)}
 
 
-def fp8_tensors(r, name, rows, cols, form):
-    shape = {"fp8-rows": [rows, 1], "fp8-tensor": [1], "fp8-blocks": [-(-rows // 128), -(-cols // 128)], "fp8-modelopt": []}[form]
-    n = shape[0] * shape[-1] if len(shape) == 2 else 1
+def scale_name(t, name):
+    return next(name + s for s in ("_scale", "_scale_inv") if name + s in t)
+
+
+def fp8_tensors(r, name, shape, form):
+    *experts, rows, cols = shape
+    down, across = block_of(form)
+    parts = 2 if "gate_up" in name else 1
+    grid = {"fp8-rows": [rows, 1], "fp8-tensor": [1], "fp8-modelopt": [], "fp8-experts-tensor": [parts, 1]}.get(
+        form, [-(-rows // down), -(-cols // across)])
+    n = math.prod(experts + grid)
     scales = [r.uniform(0.0001, 0.0005) for _ in range(n)]
-    data = b"".join(map(bf16_bytes, scales)) if form == "fp8-rows" else struct.pack(f"<{n}f", *scales)
-    codes = bytes(c if c & 127 != 127 else 0 for c in r.randbytes(rows * cols))
-    return {name: ("F8_E4M3", [rows, cols], codes), name + "_scale": ("BF16" if form == "fp8-rows" else "F32", shape, data)}
+    dtype, data = "F32", struct.pack(f"<{n}f", *scales)
+    if form == "fp8-rows":
+        dtype, data = "BF16", b"".join(map(bf16_bytes, scales))
+    elif form.startswith("mxfp8"):
+        dtype, data = "U8", bytes(r.randrange(112, 117) for _ in range(n))
+    codes = bytes(c if c & 127 != 127 else 0 for c in r.randbytes(math.prod(shape)))
+    suffix = "_scale_inv" if FORMS[form]["quant_method"] == "fp8" else "_scale"
+    return {name: ("F8_E4M3", shape, codes), name + suffix: (dtype, experts + grid, data)}
 
 
-def decode(t, name):
-    """(shape, values) of a packed matrix, by plain code."""
-    scale = t[name + "_scale"]
+def decode(t, name, form):
+    """(shape, values) of a packed matrix, or of all experts', by plain code."""
+    scale = t[scale_name(t, name)]
     if name + "_global_scale" in t or name + "_scale_2" in t:
         over = name + "_global_scale" in t
         _, shape, codes = t[name + ("_packed" if over else "")]
@@ -65,13 +90,21 @@ def decode(t, name):
         nibbles = [c >> k & 15 for c in codes for k in (0, 4)]
         return [shape[0], 2 * shape[1]], [f32((-1 if c & 8 else 1) * FP4[c & 7] * scales[i // 16]) for i, c in enumerate(nibbles)]
     _, shape, codes = t[name]
-    wide = scale[2] if scale[0] == "F32" else b"".join(b"\0\0" + scale[2][i:i + 2] for i in range(0, len(scale[2]), 2))
-    scales, per_row = floats(wide), -(-shape[1] // 128)
+    *experts, rows, cols = shape
+    *_, down, across = [1, 1, *scale[1]][-2:]
+    high, wide = block_of(form)
+    if (down, across) != (-(-rows // high), -(-cols // wide)):
+        high, wide = rows // down, cols  # of rows, or one
+    scales = ([2.0 ** (b - 127) for b in scale[2]] if scale[0] == "U8" else floats(scale[2]) if scale[0] == "F32" else
+              floats(b"".join(b"\0\0" + scale[2][i:i + 2] for i in range(0, len(scale[2]), 2))))
     def of(i):
-        if len(scale[1]) < 2:
-            return scales[0]
-        return scales[i // shape[1] if scale[1] == [shape[0], 1] else i // shape[1] // 128 * per_row + i % shape[1] // 128]
+        row, col = i // cols % rows, i % cols
+        return scales[(i // (rows * cols) * down + row // high) * across + col // wide]
     return shape, [f32(E4M3[c] * of(i)) for i, c in enumerate(codes)]
+
+
+def packed_names(form):
+    return ("experts.gate_up_proj", "experts.down_proj") if "experts" in form else ("_proj.weight",)
 
 
 def write(path, model, form):
@@ -80,10 +113,10 @@ def write(path, model, form):
     shutil.rmtree(os.path.join(path, "megatrain"), ignore_errors=True)
     file, r, decoded = os.path.join(path, "model.safetensors"), random.Random(form), {}
     t = read_safetensors(file)
-    for name in [n for n in t if n.endswith("_proj.weight")]:
-        (rows, cols), _ = t[name][1], t.pop(name)
-        t.update(fp4_tensors(r, name, rows, cols, "modelopt" in form) if "fp4" in form else fp8_tensors(r, name, rows, cols, form))
-        decoded[name] = decode(t, name)
+    for name in [n for n in t if n.endswith(packed_names(form))]:
+        shape, _ = t[name][1], t.pop(name)
+        t.update(fp4_tensors(r, name, *shape, "modelopt" in form) if "fp4" in form else fp8_tensors(r, name, shape, form))
+        decoded[name] = decode(t, name, form)
     write_safetensors(file, t)
     with open(os.path.join(path, "config.json")) as f:
         c = json.load(f)
@@ -95,7 +128,7 @@ def write(path, model, form):
 def write_plain(path, packed, decoded, dtype):
     shutil.copytree(packed, path)
     file = os.path.join(path, "model.safetensors")
-    t = {n: v for n, v in read_safetensors(file).items() if "_proj." not in n}
+    t = {n: v for n, v in read_safetensors(file).items() if not any(n.startswith(d) for d in decoded)}
     for name, (shape, values) in decoded.items():
         t[name] = dtype, shape, b"".join(map(bf16_bytes, values)) if dtype == "BF16" else struct.pack(f"<{len(values)}f", *values)
     write_safetensors(file, t)
@@ -119,9 +152,9 @@ def check_fixture():
     """What the programs themselves decode."""
     t = read_safetensors(os.path.join(HERE, "released.safetensors"))
     names = [n[:-len(".decoded")] for n in t if n.endswith(".decoded")]
-    assert len(names) == 3
+    assert len(names) == 7
     for name in names:
-        _, values = decode(t, name + ".weight")
+        _, values = decode(t, name + ".weight", name)
         want = t[name + ".decoded"]
         got = b"".join(map(bf16_bytes, values)) if want[0] == "BF16" else struct.pack(f"<{len(values)}f", *values)
         assert got == want[2], name
@@ -134,7 +167,7 @@ def check_kept(tmp, form, packed, data):
     want, got = (read_safetensors(f"{d}/model.safetensors") for d in (packed, f"{out}-out"))
     renamed = form in ("fp8-tensor", "fp8-blocks", "fp8-modelopt")
     for name, (dtype, shape, raw) in want.items():
-        if "_proj.weight" in name:
+        if any(p in name for p in packed_names(form)):
             other = got[name.replace("weight_scale", "weight_scale_inv") if renamed else name]
             assert (other[0], other[2]) == (dtype, raw), (name, other[:2])
     with open(f"{out}-out/config.json") as f:
@@ -145,28 +178,37 @@ def check_kept(tmp, form, packed, data):
     assert losses(again) == losses(first), "what was exported is another model"
 
 
+def scaleless(name):
+    return name[:name.rindex("_scale")]
+
+
 def check_refusals(tmp, form, packed, data):
     """A byte that is no number, and a scale that is missing."""
     path = os.path.join(tmp, "wrong")
     t = read_safetensors(f"{packed}/model.safetensors")
-    name = next(n for n in t if n.endswith("up_proj.weight_scale"))
+    name = next(n for n in t if re.search(r"up_proj(\.weight)?_scale(_inv)?$", n))
     shutil.copytree(packed, path)
     write_safetensors(f"{path}/model.safetensors", {n: v for n, v in t.items() if n != name})
-    assert "up_proj.weight" in run(tmp, "missing", path, data, expect=3)[1]
+    assert scaleless(name) in run(tmp, "missing", path, data, expect=3)[1]
     dtype, shape, raw = t[name]
-    nan = b"\x7f" if dtype == "F8_E4M3" else b"\xc0\x7f" if dtype == "BF16" else b"\0\0\xc0\x7f"
+    nan = {"F8_E4M3": b"\x7f", "BF16": b"\xc0\x7f", "U8": b"\xff"}.get(dtype, b"\0\0\xc0\x7f")
     write_safetensors(f"{path}/model.safetensors", {**t, name: (dtype, shape, nan + raw[len(nan):])})
     for home in "host", "files":
         said = run(tmp, "nan-" + home, path, data, expect=3, memory__base=home)[1]
-        assert "up_proj" in said and "not finite" in said, said
+        assert re.search("(up|gate)_proj", said) and "not finite" in said, said
 
 
 def check(tmp, form):
     data = write_data(os.path.join(tmp, "train.jsonl"))
-    model = write_model(os.path.join(tmp, "made"), config(hidden_size=144, intermediate_size=272, num_hidden_layers=2))
+    model = os.path.join(tmp, "made")
+    if "experts" in form:
+        with open(os.path.join(HERE, "..", "parity", "mistral4", "config.json")) as f:
+            write_model(model, {**json.load(f), "vocab_size": 272, "hidden_size": 72, "moe_intermediate_size": 64})
+    else:
+        write_model(model, config(hidden_size=144, intermediate_size=272, num_hidden_layers=2))
     packed = os.path.join(tmp, "packed")
     decoded = write(packed, with_weights(tmp, model, data), form)
-    assert len(decoded) == 14
+    assert len(decoded) == (4 if "experts" in form else 14)
     for dtype in ("f32",) if SLOW else ("f32", "bf16"):
         plain = write_plain(os.path.join(tmp, "plain-" + dtype), packed, decoded, dtype.upper())
         want, _ = run(tmp, "of-plain-" + dtype, plain, data, model__dtype=dtype)

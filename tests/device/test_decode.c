@@ -11,8 +11,15 @@
 
 static bool is_fp8(enum mt_packed f)
 {
-    return f == MT_PACKED_FP8 || f == MT_PACKED_FP8T || f == MT_PACKED_FP8R;
+    return f == MT_PACKED_FP8 || f >= MT_PACKED_FP8T;
 }
+
+/* Rows and columns of a block of each kind of FP8. */
+static const size_t fp8_block[MT_N_PACKED][2] = {
+    [MT_PACKED_FP8] = {128, 128},      [MT_PACKED_FP8T] = {SIZE_MAX, SIZE_MAX}, [MT_PACKED_FP8R] = {1, SIZE_MAX},
+    [MT_PACKED_FP8_64] = {64, 64},     [MT_PACKED_FP8_32] = {32, 32},           [MT_PACKED_FP8_1X128] = {1, 128},
+    [MT_PACKED_FP8_1X64] = {1, 64},    [MT_PACKED_FP8_1X32] = {1, 32},
+};
 
 static float e4m3_of(uint8_t c)
 {
@@ -37,8 +44,8 @@ static float scale_of(const struct mt_decode *a, size_t row, size_t col)
         return a->scale == MT_SCALE_E4M3 ? x * *a->factor : x / *a->factor;
     }
     if (is_fp8(a->format)) {
-        size_t k = a->format == MT_PACKED_FP8 ? row / 128 * ((a->cols + 127) / 128) + col / 128 : 0;
-        k = a->format == MT_PACKED_FP8R ? row : k;
+        const size_t *block = fp8_block[a->format];
+        size_t k = row / block[0] * ((a->cols - 1) / block[1] + 1) + col / block[1];
         return a->scale == MT_SCALE_F32 ? f[k] : a->scale == MT_SCALE_BF16 ? mt_bf16_to_f32(h[k]) : ldexpf(1, b[k] - 127);
     }
     if (!a->nested_scales)
@@ -286,11 +293,10 @@ DEVICE_TEST(decode_fp8_scales)
 {
     static const size_t shape[][2] = {{576, 200}, {130, 1024}, {3, 5}, {260, 1032}, {2, 4101}};
     for (size_t i = 0; i < MT_ARRAY_LEN(shape); i++)
-        for (int type = MT_SCALE_F32; type <= MT_SCALE_E8M0; type++) {
-            fp8_scales_case(h, MT_PACKED_FP8, (enum mt_scale)type, shape[i][0], shape[i][1]);
-            fp8_scales_case(h, MT_PACKED_FP8T, (enum mt_scale)type, shape[i][0], shape[i][1]);
-            fp8_scales_case(h, MT_PACKED_FP8R, (enum mt_scale)type, shape[i][0], shape[i][1]);
-        }
+        for (int type = MT_SCALE_F32; type <= MT_SCALE_E8M0; type++)
+            for (int f = MT_PACKED_NONE; f < MT_N_PACKED; f++)
+                if (is_fp8((enum mt_packed)f))
+                    fp8_scales_case(h, (enum mt_packed)f, (enum mt_scale)type, shape[i][0], shape[i][1]);
 }
 
 /* A part of a matrix has the values that it has in the whole. */
@@ -418,6 +424,9 @@ DEVICE_TEST(products_by_codes)
         {.format = MT_PACKED_FP8, .scale = MT_SCALE_F32, .n = 33, .k = 576},
         {.format = MT_PACKED_FP8T, .scale = MT_SCALE_F32, .n = 30, .k = 64},
         {.format = MT_PACKED_FP8R, .scale = MT_SCALE_E8M0, .n = 34, .k = 320},
+        {.format = MT_PACKED_FP8_32, .scale = MT_SCALE_F32, .n = 70, .k = 192},
+        {.format = MT_PACKED_FP8_1X64, .scale = MT_SCALE_BF16, .n = 34, .k = 320},
+        {.format = MT_PACKED_FP8_1X32, .scale = MT_SCALE_E8M0, .n = 5, .k = 576},
     };
     static const struct product ends[] = {{.m = 7, .bias = true}, {.m = 7, .c = true, .f32 = true},
                                           {.m = 8, .bias = true, .c = true}, {.m = 37, .bias = true},

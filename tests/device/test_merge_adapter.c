@@ -199,7 +199,7 @@ DEVICE_TEST(merge_adapter)
     for (int f = MT_PACKED_NONE; f < MT_N_PACKED; f++)
         for (size_t i = 0; i < MT_ARRAY_LEN(shape); i++) {
             merge_case(h, (enum mt_packed)f, shape[i][0], shape[i][1], false, i == 2);
-            if (f && f != MT_PACKED_FP8T && f != MT_PACKED_FP8R)
+            if (f && f < MT_N_PACKABLE)
                 merge_case(h, (enum mt_packed)f, shape[i][0], shape[i][1], true, i == 3);
         }
     merge_case(h, MT_PACKED_NF4, 5, 67, false, false); /* blocks across rows, and a part of one */

@@ -5,7 +5,7 @@
 #include "weights/packed_files.h"
 #include "weights/packer.h"
 
-/* Do all pieces hold what can only be finite? */
+/* Do all pieces hold what can only be finite? Of experts in one tensor those of all. */
 static bool is_finite(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_tensor *t)
 {
     static char bytes[1 << 16];
@@ -14,11 +14,21 @@ static bool is_finite(const struct mt_st_model *st, const struct mt_packed_sourc
     bool all = !src->wider_scales;
     for (int i = 0; i < n && all; i++) {
         const struct mt_st_tensor *from = mt_packed_piece_in(src, &piece[i]);
-        fuzz_assert(!from || (from->n_bytes == piece[i].bytes && from->n_bytes <= sizeof(bytes)));
+        fuzz_assert(!from || (from->n_bytes % piece[i].bytes == 0 && from->n_bytes <= sizeof(bytes)));
+        fuzz_assert(!from || src->rows.step || from->n_bytes == piece[i].bytes);
         all = from && !mt_st_read_raw(st, from, 0, from->n_bytes, bytes, NULL) &&
               mt_packed_is_finite(t->packed, t->scale, piece[i].kind, 0, bytes, from->n_bytes);
     }
     return all;
+}
+
+/* The second matrix of the second expert, of four in a tensor. */
+static void lay_out_experts(struct mt_layout *l, struct mt_stored *s, struct mt_tensor *t)
+{
+    size_t cols = (size_t)t->shape[1];
+    *s = (struct mt_stored){.name = "w.weight", .n_dims = 3, .shape = {2, 2 * t->shape[0], t->shape[1]}, .n = 4 * t->n, .fused = true};
+    *l = (struct mt_layout){.stored = s, .n_stored = 1};
+    t->place = (struct mt_tensor_place){.first = 3 * t->n, .row_step = cols, .col_step = 1};
 }
 
 /* A matrix w.weight of a safetensors file, in whatever form that has it. */
@@ -34,7 +44,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     const int64_t *shape = shapes[data[0] % 3];
     struct mt_tensor t = {.name = "w.weight", .n_dims = 2, .shape = {shape[0], shape[1]}, .n = (size_t)(shape[0] * shape[1])};
-    int rc = mt_packed_find(&src, &st, NULL, &t, &err);
+    bool experts = data[0] / 3 % 2;
+    struct mt_layout l;
+    struct mt_stored stored;
+    lay_out_experts(&l, &stored, &t);
+    int rc = mt_packed_find(&src, &st, experts ? &l : NULL, &t, &err);
     fuzz_assert(!rc || (err.msg[0] && err.code == rc));
     if (!rc && src.format) {
         mt_packing_make(&t, src.format);

@@ -307,11 +307,12 @@ MT_HOT_PART void decode_fp8(const struct mt_decode *a, size_t first, size_t end,
 
 MT_HOT_PART void decode_fp8_rows(const struct mt_decode *a, size_t first, size_t end, bool bf16)
 {
-    const size_t rows = a->format == MT_PACKED_FP8R ? 1 : FP8_ROWS;
+    const struct mt_packed_format *f = &mt_packed_formats[a->format];
+    const size_t rows = f->rows == 1 ? 1 : FP8_ROWS, wide = f->block ? f->block : MT_FP8_BLOCK;
     for (size_t r = first, next; r < end; r = next) {
         next = MT_MIN(end, (r / rows + 1) * rows);
-        for (size_t c = 0; c < a->cols; c += MT_FP8_BLOCK) {
-            size_t n = MT_MIN((size_t)MT_FP8_BLOCK, a->cols - c);
+        for (size_t c = 0; c < a->cols; c += wide) {
+            size_t n = MT_MIN(wide, a->cols - c);
             if (n == MT_FP8_BLOCK)
                 decode_fp8(a, r, next, c, MT_FP8_BLOCK, bf16);
             else
@@ -353,17 +354,16 @@ static void chunk_main(void *ctx, size_t chunk, int)
 
 void mt_cpu_run_decode(struct mt_cpu_device *d, const struct mt_decode *a)
 {
-    static const decoder of[MT_N_PACKED][2] = {
+    static const decoder of[][2] = {
         [MT_PACKED_NF4] = {nf4_f32, nf4_bf16},
         [MT_PACKED_MXFP4] = {mxfp4_f32, mxfp4_bf16},
         [MT_PACKED_FP8] = {fp8_f32, fp8_bf16},
-        [MT_PACKED_FP8T] = {fp8_f32, fp8_bf16},
         [MT_PACKED_INT4] = {int4_f32, int4_bf16},
         [MT_PACKED_NVFP4] = {nvfp4_f32, nvfp4_bf16},
-        [MT_PACKED_FP8R] = {fp8_f32, fp8_bf16},
     };
     bool rows = mt_packed_formats[a->format].by_rows;
-    struct job j = {a, of[a->format][a->dtype == MT_BF16], rows ? a->rows : a->rows * a->cols,
+    enum mt_packed f = mt_packed_formats[a->format].bytes ? MT_PACKED_FP8 : a->format;
+    struct job j = {a, of[f][a->dtype == MT_BF16], rows ? a->rows : a->rows * a->cols,
                     rows ? mt_align_up(mt_cpu_rows_per_chunk(a->cols), FP8_ROWS) : CHUNK};
     mt_pool_run(d->pool, chunk_main, &j, mt_div_up(j.n, j.per_chunk));
 }

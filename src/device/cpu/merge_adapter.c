@@ -127,6 +127,14 @@ static void quantise(const struct mt_merge_adapter *a, size_t first, size_t n, f
         mt_pack_put(a->of.format, codes, first, code, n);
 }
 
+/* Elements from i on that share its scale and lie end to end; of blocks of several rows, those of its row. */
+static size_t own_elems(const struct mt_packed_format *f, size_t cols, size_t i)
+{
+    if (!f->by_rows)
+        return f->block;
+    return !f->rows ? SIZE_MAX : MT_MIN(f->block ? f->block - i % cols % f->block : cols, cols - i % cols);
+}
+
 size_t mt_merge_adapter_job(const struct mt_merge_adapter *a, size_t job, uint8_t *codes, float *scales)
 {
     const struct mt_packed_format *f = &mt_packed_formats[a->of.format];
@@ -145,7 +153,7 @@ size_t mt_merge_adapter_job(const struct mt_merge_adapter *a, size_t job, uint8_
         mt_cpu_round_row(MT_BF16, x, n);
     for (size_t at = 0, k; a->of.format && at < n; at += k) {
         size_t i = square ? first : first + at, number = mt_packed_scale_at(a->of.format, cols, i);
-        k = MT_MIN(n - at, square ? n : f->block ? f->block : f->rows ? cols - i % cols : n);
+        k = MT_MIN(n - at, square ? n : own_elems(f, cols, i));
         float scale = a->rescale ? own_scale(&a->of, x + at, k) : scale_at(&a->of, number);
         for (size_t j = 0, len; j < k; j += len) {
             len = MT_MIN(square ? r.n : (size_t)MT_FP8_BLOCK, k - j);

@@ -23,7 +23,8 @@ static size_t scale_bytes(const struct mt_decode *a)
 
 static void cost_decode(const struct mt_decode *a, struct mt_metered *out)
 {
-    out->variant = (unsigned)a->format - 1;
+    bool blocks = a->format > MT_PACKED_FP8R; /* which cost what those of 128x128 do */
+    out->variant = (unsigned)(blocks ? MT_PACKED_FP8 : a->format) - 1;
     out->flags = a->nested_scales ? MT_METER_NESTED : 0;
     mt_op_shape(out, a->dtype, MT_DIMS(a->rows, a->cols));
     out->bytes = mt_op_bytes(a->rows, a->cols, a->dtype) +

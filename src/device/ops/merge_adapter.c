@@ -9,7 +9,7 @@ static const char *check_merge_adapter(const struct mt_merge_adapter *a)
     MT_OP_NEED(!d->format || a->rescale || d->scales);
     const struct mt_packed_format *f = &mt_packed_formats[d->format];
     MT_OP_NEED(!d->format || f->by_rows || f->may_end || d->rows * d->cols % f->block == 0);
-    MT_OP_NEED(!a->rescale || (d->format && d->format != MT_PACKED_FP8T && d->format != MT_PACKED_FP8R));
+    MT_OP_NEED(!a->rescale || (d->format && d->format < MT_N_PACKABLE));
     MT_OP_NEED(d->format != MT_PACKED_NVFP4 || d->factor);
     MT_OP_NEED(!a->magnitude == !a->scale && !a->magnitude == !a->inverse);
     return NULL;

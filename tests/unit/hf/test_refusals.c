@@ -26,7 +26,29 @@ TEST(what_is_not_built_is_refused_by_name)
     refuse(QUANT("gptq", ""), "gptq");
     refuse(QUANT("compressed-tensors", ""), "compressed-tensors");
     refuse(QUANT("modelopt", ""), "modelopt");
-    refuse(QUANT("fp8", ", \"weight_block_size\": [64, 128]"), "other than 128x128");
+    refuse(QUANT("fp8", ", \"weight_block_size\": [64, 128]"), "this weight_block_size");
+    refuse(QUANT("fp8", ", \"weight_block_size\": [0, 0]"), "this weight_block_size");
+    refuse(QUANT("fp8", ", \"weight_block_size\": [64]"), "this weight_block_size");
+    take(QUANT("fp8", ", \"weight_block_size\": [64, 64]"));
+    assert_true(cfg.packed == MT_PACKED_FP8_64 && !cfg.described_anew);
+    take(QUANT("fp8", ", \"weight_block_size\": [1, 128]"));
+    assert_true(cfg.packed == MT_PACKED_FP8_1X128 && cfg.described_anew);
+#define FLOAT8(format, strategy)                                                                                       \
+    QUANT("compressed-tensors", ", \"format\": \"" format "\", \"config_groups\": {\"g\": {\"weights\": {\"type\": "       \
+                                "\"float\", \"num_bits\": 8, \"symmetric\": true, \"strategy\": " strategy "}}}")
+    take(FLOAT8("float-quantized", "\"group\", \"group_size\": 64"));
+    assert_true(cfg.packed == MT_PACKED_FP8_1X64);
+    take(FLOAT8("mxfp8-quantized", "\"group\", \"group_size\": 32"));
+    assert_true(cfg.packed == MT_PACKED_FP8_1X32);
+    take(FLOAT8("float-quantized", "\"block\", \"block_structure\": [32, 32]"));
+    assert_true(cfg.packed == MT_PACKED_FP8_32);
+    refuse(FLOAT8("float-quantized", "\"group\", \"group_size\": 48"), "group");
+    refuse(FLOAT8("float-quantized", "\"block\", \"block_structure\": [48, 48]"), "block");
+    refuse(FLOAT8("float-quantized", "\"group\""), "group");
+    take(QUANT("modelopt", ", \"quant_algo\": \"FP8_PB_WO\""));
+    assert_true(cfg.packed == MT_PACKED_FP8);
+    take(QUANT("modelopt", ", \"quant_algo\": \"MXFP8\""));
+    assert_true(cfg.packed == MT_PACKED_FP8_1X32);
 #define FP8(fmt) QUANT("fp8", ", \"weight_block_size\": [128, 128], \"fmt\": \"" fmt "\"")
     refuse(FP8("e5m2"), "e5m2");
     take(FP8("e4m3"));
