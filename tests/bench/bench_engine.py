@@ -26,6 +26,20 @@ def run(tmp, name, model, data, **over):
                                                                "d2h_bytes", "tok_s")}
 
 
+def in_pairs(tmp, model, data, one, other, pairs=5):
+    """The median of steps with one's keys over steps with other's, in runs that take turns, the first of them too."""
+    shared = dict(adapter__kind="lora", adapter__rank=16, model__init="weights", data__seq_len=256, train__steps=5,
+                  train__batch_size=8, train__micro_batch=8, memory__activations="keep")
+    ratios = []
+    for i in range(pairs):
+        took = {}
+        for name, keys in [("one", one), ("other", other)][::1 if i % 2 else -1]:
+            took[name] = run(tmp, f"{name}-{i}", model, data, **shared, **keys)["t_step"]
+        ratios.append(took["one"] / took["other"])
+    print("  pairs: " + " ".join(f"{r:.3f}" for r in sorted(ratios)))
+    return statistics.median(ratios)
+
+
 def figure(what, value, target):
     print(f"{what:58s} {value:8.3f}   target {target}")
 
@@ -51,5 +65,14 @@ with tempfile.TemporaryDirectory() as tmp:
     print(f"link of {gbps:.3f} GB/s: a pass of the weights ({one_pass / 2**20:.1f} MiB) takes 80% of the forward's compute")
     figure("throttled link over no throttle, three slots", slow["t_step"] / three["t_step"], "<= 1.10")
     figure("  of the step, waiting for the link", slow["t_wait_h2d"] / slow["t_step"], "")
+
+    wide = config("qwen3", num_hidden_layers=4, hidden_size=512, intermediate_size=1536, num_attention_heads=8, head_dim=64)
+    made = os.path.join(tmp, "made")
+    megatrain("-q", "run", write_ini(made + ".ini", base(write_model(os.path.join(tmp, "wide"), wide), data, made, data__seq_len=128, train__steps=1)))
+    of = os.path.join(made, "checkpoint-1")
+    for packed in "bf16", "mxfp4", "int4":
+        keys = {"model__base_dtype": packed} if packed != "bf16" else {}
+        ratio = in_pairs(tmp, of, data, {**keys, "adapter__merge_aware": packed}, keys)
+        figure(f"LoRA with merge awareness over without, {packed}", ratio, "<= 1.05")
 
     figure("bytes in, in passes of the layers", two["h2d_bytes"] / one_pass, f"{(2 * LAYERS - 2) / LAYERS:.3f} and the vocabulary's")
