@@ -52,7 +52,7 @@ static cJSON *plain_modules(const struct mt_layout *l, enum mt_packed f, bool mo
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         char name[sizeof(t->name)];
-        if (l->units[t->unit].kind != MT_UNIT_LAYER || t->n_dims != 2 || t->kind == MT_RANGE_PACKED)
+        if (l->units[t->unit].kind != MT_UNIT_LAYER || t->n_dims != 2 || t->kind == MT_RANGE_PACKED || t->adapter)
             continue;
         snprintf(name, sizeof(name), "%s", t->name);
         char *end = strstr(name, ".weight");
