@@ -130,7 +130,7 @@ static size_t cache_bytes(const struct plan_view *v)
 
 static bool keeps_latents(const struct plan_view *v)
 {
-    return v->cfg->numerics.latent_cache && v->hf.spec[0].kv_latent;
+    return v->cfg->memory.latent_cache && v->hf.spec[0].kv_latent;
 }
 
 static void print_json(const struct plan_view *v, const struct row *row, size_t n, size_t best, size_t len,

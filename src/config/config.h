@@ -142,6 +142,7 @@ struct mt_config {
     } distill;
     struct {
         struct mt_cfg_list nvme_paths;
+        bool latent_cache; /* generation keeps latents instead of keys and values (mt_layer_spec.latent_cache) */
     } memory;
     struct {
         int64_t every, max_samples;

@@ -376,7 +376,7 @@ static const struct mt_key keys[] = {
     {"memory", "logits_piece", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.logits_piece), "auto", NULL, 64, 1 << 24,
      NULL, "Rows of FP32 logits at once, a part of a chunk; a multiple of 64. auto: 512 where logits_chunk is auto and larger, "
      "else the whole chunk."},
-    {"memory", "latent_cache", MT_NUMERICS, MT_KEY_BOOL, AT(numerics.latent_cache), "off", NULL, ANY, NULL,
+    {"memory", "latent_cache", MT_OUTPUT, MT_KEY_BOOL, AT(memory.latent_cache), "off", NULL, ANY, NULL,
      "megatrain generate and sample with multi-head latent attention (DeepSeek-V3, Kimi) keep latents of earlier tokens, not keys and "
      "values: some 70 times less of DeepSeek-V3; each pass makes these again. The same bits on the cpu device; on a GPU products of other "
      "sizes may round otherwise, so it is on only if set. Not with model.compute = fp8. Compare: megatrain plan --generate."},

@@ -154,7 +154,7 @@ int mt_plan_lay_out_to_generate(struct mt_layout **layout, struct mt_layout **ha
     struct mt_layout *none = NULL;
     bool packed = false;
     MT_FREED struct mt_hf_config *of = NULL;
-    if (cfg->numerics.latent_cache && cfg->numerics.compute == MT_COMPUTE_FP8)
+    if (cfg->memory.latent_cache && cfg->numerics.compute == MT_COMPUTE_FP8)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.latent_cache = on makes keys and values again in other products, which "
                        "model.compute = fp8 would give other scales: set memory.latent_cache = off, or model.compute = bf16");
     int rc = MT_NEW(&of, 1, "a layout", err);
@@ -162,7 +162,7 @@ int mt_plan_lay_out_to_generate(struct mt_layout **layout, struct mt_layout **ha
         return rc;
     *of = *hf;
     for (int i = 0; i < of->n_specs; i++)
-        of->spec[i].latent_cache = of->spec[i].kv_latent && cfg->numerics.latent_cache;
+        of->spec[i].latent_cache = of->spec[i].kv_latent && cfg->memory.latent_cache;
     rc = mt_plan_lay_out(layout, halves, cfg, of, dir, NULL, err);
     for (size_t u = 0; !rc && u < (*layout)->n_units; u++)
         packed |= (*layout)->units[u].n_in_planes[MT_RANGE_PACKED] > 0;

@@ -174,7 +174,6 @@ struct mt_numerics {
     struct mt_objective_keys objective_keys;
     bool decay_embeddings;       /* weight decay on embeddings and head, as on other matrices */
     uint64_t seed;               /* of random numbers that a step draws; 0 until resolved */
-    bool latent_cache;           /* generation keeps latents instead of keys and values (mt_layer_spec.latent_cache) */
 };
 
 /** Chunks of a row, each a micro-batch; 1: rows are whole. */

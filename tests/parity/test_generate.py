@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
-from tiny import FULL, POISON, base, megatrain, write_ini
+from tiny import FULL, POISON, base, losses, megatrain, write_ini
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LENGTHS = (3, 40, 17, 1, 70)
@@ -123,6 +123,20 @@ def whatever_stays_is_planned(tmp):
         megatrain("-q", "generate", halves, "--prompts", os.path.join(tmp, "prompts.jsonl"), "--max-tokens", 40, "--guesses", 0, "--batch", 4, "--dry-run")
 
 
+def a_resumed_run_may_generate_otherwise(tmp):
+    """What a cache holds is no part of what is trained."""
+    with open(os.path.join(tmp, "scored.jsonl"), "w") as f:
+        f.writelines(json.dumps({"input_ids": [3 + (k * i) % 90 for i in range(40)]}) + "\n" for k in range(1, 9))
+    got = []
+    for other in "off", "on":
+        out = os.path.join(tmp, "other-" + other)
+        path = ini(tmp, "deepseek_v3", "other", checkpoint__dir=out, train__steps=2)
+        megatrain("-q", "run", path, "--max-steps", 1)
+        megatrain("-q", "run", path, "--resume", "--set", "memory.latent_cache=" + other)
+        got.append(losses(out))
+    assert got[0] == got[1] and len(got[0]) == 2, got
+
+
 def texts_of_a_prompt_share_its_blocks(tmp):
     args = ("--max-tokens", 4, "--samples", 8, "--seed", 3, "--guesses", 0)
     alone, together = (generate(tmp, ini(tmp, "llama"), [list(range(3, 43)) * 5] * 2, *args, "--batch", n) for n in (1, 16))
@@ -152,6 +166,7 @@ def main(tmp, families):
         texts_of_a_prompt_share_its_blocks(tmp)
         whatever_stays_is_planned(tmp)
         latents_make_keys_and_values_again(tmp)
+        a_resumed_run_may_generate_otherwise(tmp)
         with_adapters_over_a_packed_base(tmp)
     for family in families or ((*expected["models"], "fp8", "gpt_oss_mxfp4", "gemma4_moe") if FULL else SCORED):
         with open(os.path.join(HERE, family, "config.json")) as f:

@@ -365,7 +365,7 @@ TEST(changes_on_resume_are_told_apart)
     struct mt_err err = {0};
     mt_config_print(c, false, &old);
     d = load("[model]\npath = m\n[data]\ntrain = d.jsonl\n[train]\nsteps = 5\nbatch_size = 4\nseed = 7\n"
-             "[memory]\nslots = 4\nlogits_chunk = 128\n[device]\ncpu_threads = 1\n[log]\nevery = 3\n"
+             "[memory]\nslots = 4\nlogits_chunk = 128\nlatent_cache = on\n[device]\ncpu_threads = 1\n[log]\nevery = 3\n"
              "[eval]\nevery = 9\n[checkpoint]\nkeep = 5\n");
     MUST(mt_config_diff, d, old.p, &diff, &grown);
     assert_string_equal(diff.p, "  train.seed: 42 -> 7\n  memory.logits_chunk: auto -> 128\n");
