@@ -10,7 +10,7 @@
 #include "report.h"
 #include "train/inputs.h"
 
-enum { MOST_TEXTS = 2048, N_ROWS = 14 };
+enum { MOST_TEXTS = 2048, N_BETWEEN = 5, N_ROWS = 12 + N_BETWEEN };
 /* Of a thread for each logit of a row: its exponential, and sums. 0.97 were measured on one core of a busy Xeon. */
 static const double DRAW_NS = 1;
 
@@ -55,14 +55,16 @@ static int plan_row(struct row *out, const struct plan_view *v, size_t texts, si
     return 0;
 }
 
-/* Between the best and twice as many, for which there may be no memory: half as many again, then a quarter. */
+/* Between the best and twice as many, for which there may be no memory: towards the most that are about as fast, since
+ * products take whole tiles of rows, and the fullest last one may be there. */
 static int plan_between(struct row row[N_ROWS], size_t *n, size_t *best, const struct plan_view *v, size_t len,
                         struct mt_err *err)
 {
-    for (size_t most = row[*best].texts, more = most / 2; more && more >= most / 4; more /= 2) {
+    size_t from = *best;
+    for (size_t more = row[from].texts / 2, i = 0; more && i < N_BETWEEN; more /= 2, i++) {
         struct row between;
-        size_t at = *best + 1;
-        int rc = plan_row(&between, v, row[*best].texts + more, len, err);
+        size_t at = from + 1;
+        int rc = plan_row(&between, v, row[from].texts + more, len, err);
         if (rc == -ENOSPC)
             continue;
         if (rc)
@@ -70,6 +72,7 @@ static int plan_between(struct row row[N_ROWS], size_t *n, size_t *best, const s
         memmove(&row[at + 1], &row[at], (*n - at) * sizeof(*row));
         row[at] = between;
         *n += 1;
+        from = between.per_second > 0.9 * row[*best].per_second ? at : from;
         *best = between.per_second > row[*best].per_second ? at : *best;
     }
     return 0;

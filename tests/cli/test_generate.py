@@ -103,6 +103,8 @@ def generation_is_planned(configs):
     assert p["cache_bytes_of_a_token"] == 131072 and p["cache_of"] == "keys and values"
     p = planned("--model", os.path.join(configs, "models", "DeepSeek-V2-Lite.json"), "--host-mem", "64GiB", "--set", "memory.latent_cache=on")
     assert p["cache_bytes_of_a_token"] == 27 * 2 * (512 + 64) and p["cache_of"] == "latents"
+    p = planned("--model", os.path.join(configs, "models", "gpt-oss-120b.json"), "--host-mem", "128GiB")
+    assert 1280 < p["best_texts"] < 1536 and p["tokens_per_second"] > 256, p  # the most that there is memory for
     of = planned(os.path.join(configs, "grpo_qwen3.ini"))["round"]
     assert of["texts"] == 64 and of["generate_seconds"] > 1 < of["train_seconds"], of
 
