@@ -391,6 +391,7 @@ static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,
                     struct mt_err *err)
 {
     MT_CLOSED_BY(mt_sim_graph_finish) struct mt_sim_graph g = {0};
+    bool passes = r->cache.slots && !r->train; /* of one token of each text */
     if (c->engine.uses_files && !(r->machine->rate[MT_RATE_READ].value > 0))
         return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
                        "the model's files would be read in place, and the rate of their drive is not known: name it "
@@ -398,9 +399,9 @@ static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,
     struct mt_sim_params sp = {.machine = r->machine, .numerics = &r->numerics,
                                .update_threads = (int)r->placement.threads, .drives = r->drives,
                                .link_gbps = r->link_gbps, .net = r->net, .cache = &r->cache,
-                               .tokens = (double)(r->numerics.rows_per_step * r->numerics.seq_len)};
+                               .tokens = (double)(r->numerics.rows_per_step * (passes ? 1 : r->numerics.seq_len))};
     const struct mt_moe *moe = &c->layout->cfg.moe;
-    if (r->cache.slots && !r->train && moe->n_experts) {
+    if (passes && moe->n_experts) {
         sp.idle = pow(1 - (double)moe->top_k / (double)moe->n_experts, (double)r->cache.slots);
         sp.idle_groups = pow(sp.idle, (double)MT_MAX(c->layout->cut.expert_group, (size_t)1));
     }

@@ -124,6 +124,8 @@ def codes_stay_where_decoded_weights_do_not(model, path, configs):
     rows = {r["texts"]: r for r in planned("--model", os.path.join(configs, "models", "Qwen3-32B.json"), "--set", "model.base_dtype=nf4",
                                            "--host-mem", "128GiB")["by_texts"]}
     assert rows[8]["weights_on_device"] == 1 and rows[8]["tokens_per_second"] > 250 and rows[128]["weights_on_device"] < 0.2, rows
+    p = planned("--model", os.path.join(configs, "models", "Qwen3-8B.json"), "--set", "model.base_dtype=nf4", "--host-mem", "128GiB")
+    assert 0.6 < p["tokens_per_second"] / 4463 < 1, p  # of what 900 GB/s of weights and caches allow
 
 
 def what_cannot_be_is_refused(tmp, model):
