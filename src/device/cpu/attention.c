@@ -225,17 +225,12 @@ static void store_weighed(const struct workspace *r, size_t query, float factor,
     mt_cpu_store_row(t, to->p, first, d, row);
 }
 
-static void forward_strip(const struct mt_attention *a, const struct span *s, const struct strip *c, size_t head,
-                          const struct workspace *r)
+/* Outputs of a strip whose scores are in r->s. */
+static void attend_strip(const struct mt_attention *a, const struct span *s, const struct strip *c, size_t head,
+                         const struct workspace *r)
 {
     size_t d_v = a->v.dim, nr = r->isa->nr, n_keys = c->to - c->from, row = s->doc + c->q;
-    struct rows q = {a->dtype, a->q, row, head, c->n};
     float max[MT_CPU_GEMM_COLS], sum[MT_CPU_GEMM_COLS];
-    struct mt_cpu_panel queries = strips(&q, true, a->scale, nr, r->q);
-    if (c->heads)
-        queries.ld = a->q.stride;
-    r->isa->panel_b(&queries);
-    scores(r->isa, c, r->k, r->q, a->q.dim, r->s, nr);
     if (a->cap > 0)
         mt_cpu_cap_columns(r->s, nr, a->cap, n_keys, nr);
     hide(a, c, c->to, nr, r->s, nr);
@@ -249,6 +244,18 @@ static void forward_strip(const struct mt_attention *a, const struct span *s, co
         a->lse[of * a->n + at] = max[i] + logf(sum[i]);
         store_weighed(r, i, 1.0f / sum[i], a->dtype, &a->o, at, of);
     }
+}
+
+static void forward_strip(const struct mt_attention *a, const struct span *s, const struct strip *c, size_t head,
+                          const struct workspace *r)
+{
+    struct rows q = {a->dtype, a->q, s->doc + c->q, head, c->n};
+    struct mt_cpu_panel queries = strips(&q, true, a->scale, r->isa->nr, r->q);
+    if (c->heads)
+        queries.ld = a->q.stride;
+    r->isa->panel_b(&queries);
+    scores(r->isa, c, r->k, r->q, a->q.dim, r->s, r->isa->nr);
+    attend_strip(a, s, c, head, r);
 }
 
 /* The span of a tile; tiles are numbered through all documents. */
@@ -337,10 +344,10 @@ static void append_chunk(void *ctx, size_t doc, int)
 }
 
 /*
- * Keys and values of a head, from position `from` of a strip on, into strips; those before `seen`, which a window hides
- * from all new queries, are zeros: the cache may lack them. Keys go by way of rows, since blocks end anywhere.
+ * Keys of a head, from position `from` of a strip on, into strips; those before `seen`, which a window hides from all new
+ * queries, are zeros: the cache may lack them. They go by way of rows, since blocks end anywhere.
  */
-static void pack_cached(const struct mt_attention_cached *a, const struct span *s, size_t doc, size_t head, size_t from,
+static void pack_keys(const struct mt_attention_cached *a, const struct span *s, size_t doc, size_t head, size_t from,
                         size_t seen, const struct workspace *r)
 {
     size_t mr = r->isa->mr, e = mt_dtype_size(a->of.dtype), d = a->of.k.dim, end = s->k0 + s->n_keys;
@@ -355,6 +362,13 @@ static void pack_cached(const struct mt_attention_cached *a, const struct span *
         struct mt_cpu_panel keys = strips(&rows, true, 1, mr, r->k + (k - s->k0) * d);
         r->isa->panel_a(&keys);
     }
+}
+
+/* As pack_keys(), of values. */
+static void pack_values(const struct mt_attention_cached *a, const struct span *s, size_t doc, size_t head, size_t from,
+                        size_t seen, const struct workspace *r)
+{
+    size_t mr = r->isa->mr, end = s->k0 + s->n_keys;
     for (size_t i = 0; i < a->of.v.dim && seen > from; i += mr)
         memset(r->t + i * s->n_keys + (from - s->k0) * mr, 0, (seen - from) * mr * sizeof(float));
     for (size_t k = MT_MAX(from, seen), n; k < end; k += n) {
@@ -363,6 +377,34 @@ static void pack_cached(const struct mt_attention_cached *a, const struct span *
                                       .ld = a->of.v.n * a->of.v.dim, .lanes = a->of.v.dim, .k = n, .factor = 1,
                                       .dst = r->t + (k - s->k0) * mr, .pitch = s->n_keys * mr};
         r->isa->panel_a(&values);
+    }
+}
+
+/* Whether scores of a document's one new token are made of its keys as the cache has them, which gives the same bits. */
+static bool reads_cache(const struct mt_attention_cached *a, size_t doc, const struct workspace *r)
+{
+    return a->of.dtype == MT_F32 && new_tokens(&a->of, doc) == 1 && a->of.q.n / a->of.k.n <= MT_CPU_GEMM_THIN &&
+           a->block % r->isa->lanes == 0 && !first_key(&a->of, (size_t)a->past[doc]);
+}
+
+/* Scores of the query's heads, from key 0 on. */
+static void score_cache(const struct mt_attention_cached *a, size_t doc, const struct strip *c, size_t head, size_t kv,
+                        const struct workspace *r)
+{
+    size_t d = a->of.q.dim, lanes = r->isa->lanes, nr = r->isa->nr;
+    float s[MT_CPU_GEMM_THIN * MT_CPU_GEMM_COLS];
+    for (size_t h = 0; h < c->n; h++) {
+        const float *q = (const float *)a->of.q.p + mt_heads_at(&a->of.q, (size_t)a->of.cu_seqlens[doc], head + h);
+        for (size_t i = 0; i < d; i++)
+            r->q[h * d + i] = a->of.scale * q[i];
+    }
+    memset(r->s, 0, c->to * nr * sizeof(float));
+    for (size_t k = 0; k < c->to; k += lanes) {
+        r->isa->multiply_thin(c->n, d, r->q, d, (const float *)a->cache + cached_at(a, doc, k, kv, false),
+                              a->of.k.n * a->of.k.dim, s);
+        for (size_t h = 0; h < c->n; h++)
+            for (size_t i = 0; i < MT_MIN(lanes, c->to - k); i++)
+                r->s[(k + i) * nr + h] = s[h * lanes + i];
     }
 }
 
@@ -385,7 +427,11 @@ static void cached_chunk(void *ctx, size_t chunk, int thread)
     struct span whole = {.doc = (size_t)a->cu_seqlens[doc] - past, .len = len}; /* of its first token, now past */
     struct span s = span_of(a, whole, q0);
     size_t first = MT_MAX(past, q0) / nr * nr, seen = first_key(a, past);
-    pack_cached(j->cached, &s, doc, kv, s.k0 + strip_of(a, &r, first, 1, s.k0).from, seen, &r);
+    size_t from_key = s.k0 + strip_of(a, &r, first, 1, s.k0).from;
+    bool in_place = reads_cache(j->cached, doc, &r);
+    if (!in_place)
+        pack_keys(j->cached, &s, doc, kv, from_key, seen, &r);
+    pack_values(j->cached, &s, doc, kv, from_key, seen, &r);
     for (size_t i = first; i < q0 + s.n; i += nr) {
         size_t from = MT_MAX(past, i), n = MT_MIN(i + nr, q0 + s.n) - from;
         struct strip c = strip_of(a, &r, i, 1, s.k0);
@@ -395,7 +441,12 @@ static void cached_chunk(void *ctx, size_t chunk, int thread)
         c.heads = n == 1;
         for (size_t h = kv * group; h < (kv + 1) * group; h += c.heads ? c.n : 1) {
             c.n = c.heads ? MT_MIN(nr, (kv + 1) * group - h) : n;
-            forward_strip(a, &s, &c, h, &r);
+            if (in_place) {
+                score_cache(j->cached, doc, &c, h, kv, &r);
+                attend_strip(a, &s, &c, h, &r);
+            } else {
+                forward_strip(a, &s, &c, h, &r);
+            }
         }
     }
 }
