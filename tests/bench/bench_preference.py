@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What preferences cost, through the binary: figures beside their targets (meson test --benchmark -v).
+"""What preferences and policies cost, through the binary: figures beside their targets (meson test --benchmark -v).
 
-A step beside one of the same rows without a preference, the pass of the reference beside as many forwards, and `score` beside
-`eval`, in CPU time of one thread, which other programs disturb least: each is the difference of a long and a short command, of which
+A step beside one of the same rows without either, the pass of the reference beside as many forwards, and `score` beside `eval`, in CPU time of one thread, which other programs disturb least: each is the difference of a long and a short command, of which
 the quickest of several counts.
 """
 import json
@@ -19,16 +18,18 @@ SHORT, LONG, TURNS, HALF, BATCH = 2, 8, 2, 128, 2
 
 
 def write(tmp, steps):
-    """The same tokens as pairs, and as samples of both answers: a row is a pair, or its two answers."""
+    """The same tokens as pairs, as samples of both answers, and as rollouts: a row is a pair, or its two answers."""
     r = random.Random(5)
     ids = lambda k: [r.randrange(256) for _ in range(k)]
-    names = f"{tmp}/pairs-{steps}.jsonl", f"{tmp}/plain-{steps}.jsonl"
-    with open(names[0], "w") as pairs, open(names[1], "w") as plain:
+    names = f"{tmp}/pairs-{steps}.jsonl", f"{tmp}/plain-{steps}.jsonl", f"{tmp}/rollouts-{steps}.jsonl"
+    with open(names[0], "w") as pairs, open(names[1], "w") as plain, open(names[2], "w") as rollouts:
         for _ in range(steps * BATCH):
             prompt, answers = ids(HALF // 2), [ids(HALF // 2) for _ in range(2)]
             pairs.write(json.dumps({"prompt_ids": prompt, "chosen_ids": answers[0], "rejected_ids": answers[1]}) + "\n")
-            for a in answers:
+            for i, a in enumerate(answers):
                 plain.write(json.dumps({"input_ids": prompt + a, "labels": [-100] * len(prompt) + a}) + "\n")
+                rollouts.write(json.dumps({"prompt_ids": prompt, "completion_ids": a, "logprobs": [-5.5] * len(a), "reward": i,
+                                           "group": str(prompt)}) + "\n")
     return names
 
 
@@ -47,12 +48,14 @@ class Costs:
         self.tmp, self.model, self.least = tmp, model, {}
 
     def command(self, what, loss, steps, turn):
-        out = f"{self.tmp}/{what}-{loss}-{steps}-{turn}"
-        data = write(self.tmp, steps)[0 if loss != "off" else 1]
+        out = f"{self.tmp}/{what}-{loss.replace(' ', '')}-{steps}-{turn}"
+        policy = loss.startswith("old = ")
+        data = write(self.tmp, steps)[2 if policy else 0 if loss != "off" else 1]
+        of = {"policy__loss": "dapo", "policy__old": loss[6:], "data__format": "rollouts"} if policy else {"preference__loss": loss}
         ini = write_ini(out + ".ini", base(self.model, data, out, **{
             "data__eval": data if what != "run" else "", "data__seq_len": 2 * HALF, "train__steps": steps, "train__batch_size": BATCH,
             "train__micro_batch": BATCH, "model__init": "weights", "checkpoint__save": "weights", "memory__device_budget": "2GiB",
-            "preference__loss": loss, "device__cpu_threads": 1, "eval__max_samples": 100000}))
+            "device__cpu_threads": 1, "eval__max_samples": 100000, **of}))
         return [what, ini] + (["--out", out, "--force"] if what == "score" else [])
 
     def measure(self, what, loss):
@@ -79,4 +82,6 @@ with tempfile.TemporaryDirectory() as tmp:
     plain, simpo, dpo, forward = (costs.measure(*of) for of in (("run", "off"), ("run", "simpo"), ("run", "sigmoid"), ("eval", "off")))
     figure("step of SimPO over one of the same rows", simpo / plain, "<= 1.03")
     figure("pass of the reference over as many forwards", (dpo - simpo) / forward, "<= 1.05")
+    figure("step of DAPO, old = batch, over one of the same rows", costs.measure("run", "old = batch") / plain, "<= 1.03")
+    figure("step of DAPO, old = file", costs.measure("run", "old = file") / plain, "<= 1.05")
     figure("rate of score over that of eval", forward / costs.measure("score", "off"), ">= 0.95")
