@@ -452,7 +452,7 @@ TEST(routers_by_sigmoid_have_groups_scale_and_bias)
     refuse(MIXTURE("Glm4MoeForCausalLM") ", \"n_group\": 64", "topk_group"); /* two experts to choose eight from */
     refuse(MIXTURE("Glm4MoeForCausalLM") ", \"n_group\": 128", "n_group");
     refuse(MIXTURE("Glm4MoeForCausalLM") ", \"partial_rotary_factor\": 0", "partial_rotary_factor");
-    refuse(MIXTURE("Glm4MoeForCausalLM") ", \"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [64, 64]}", "fp8");
+    refuse(MIXTURE("Glm4MoeForCausalLM") ", \"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [64, 128]}", "fp8");
     take(MIXTURE("MiniMaxM2ForCausalLM") ", \"rotary_dim\": 64, \"auto_map\": {\"AutoConfig\": \"c.C\"}");
     assert_true(layer(0)->head_dim == 128 && cfg.rope[0].dims == 64 && layer(0)->qk_norm == MT_QK_NORM_PROJECTION);
     assert_true(cfg.moe.width == 176 && cfg.moe.renorm_eps == 0 && !cfg.moe.router_f32 && layer(0)->is_mixture);
