@@ -91,7 +91,7 @@ static void nothing(struct host *h)
 TEST(another_size_is_refused)
 {
     struct host h[HOSTS];
-    run(h, 2, 0.2, (void (*const[HOSTS])(struct host *)){send_four, recv_eight});
+    run(h, 2, 10, (void (*const[HOSTS])(struct host *)){send_four, recv_eight});
     assert_int_equal(h[1].rc, -EPROTO);
     assert_non_null(strstr(h[1].err.msg, "host 0 sent 4 bytes where 8 were expected"));
 }
