@@ -271,7 +271,7 @@ int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_arg
     const bool trains = use == MT_TO_TRAIN;
     int rc = cli_load_file(&v->cfg, ini, use, args, err);
     if (!rc && v->generates) /* as variants of the weights sample */
-        v->cfg->numerics.mezo.on_load = !strcmp(v->cfg->policy.loss, "es");
+        v->cfg->numerics.mezo.on_load = mt_plan_by_rewards(v->cfg);
     rc = rc ?: shorthand(v->cfg, args, err)
             ?: apply_settings(v->cfg, change, err)
             ?: read_model(v, !change, err);

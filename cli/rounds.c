@@ -157,12 +157,6 @@ static int write_prompts(const struct rounds *r, const struct batch *b, struct m
                                               : mt_write_file(b->prompts, text.p, text.len, err);
 }
 
-/* Whether variants of the weights sample, each with noise. */
-static bool by_noise(const struct mt_config *c)
-{
-    return !strcmp(c->policy.loss, "es");
-}
-
 /* Where the command is to look and to write, in its environment; own generation gets it as options. */
 static int sample(const struct rounds *r, const struct batch *b, int *code, struct mt_err *err)
 {
@@ -192,7 +186,7 @@ static int sample(const struct rounds *r, const struct batch *b, int *code, stru
             word(&j, "--set");
             word(&j, r->args->given[i].value);
         }
-        if (by_noise(c)) {
+        if (mt_plan_by_rewards(c)) {
             snprintf(number[5], sizeof(number[5]), "%llu", (unsigned long long)b->round); /* of a step each */
             word(&j, "--noise");
             word(&j, number[5]);
@@ -502,10 +496,10 @@ static int check(struct rounds *r, struct mt_err *err)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts = %s: set policy.max_tokens to the most tokens of a completion", c->policy.rollouts);
     if (c->checkpoint.save != MT_SAVE_FULL)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "checkpoint.save = weights: each round goes on from a full checkpoint: set it to full");
-    if (by_noise(c) && strcmp(c->policy.rollouts, "generate") != 0)
+    if (mt_plan_by_rewards(c) && strcmp(c->policy.rollouts, "generate") != 0)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts = %s with policy.loss = es: no command has the weights' noise: set it to generate",
                        c->policy.rollouts);
-    if (by_noise(c) && n.rows_per_step < mt_plan_rollouts(c))
+    if (mt_plan_by_rewards(c) && n.rows_per_step < mt_plan_rollouts(c))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "a step of %lld rows with policy.loss = es, which takes all rollouts of a round "
                        "(prompts_per_round times samples, of 2 mezo.samples variants of the weights): set train.batch_size = %lld",
                        (long long)n.rows_per_step, (long long)mt_plan_rollouts(c));

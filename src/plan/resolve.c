@@ -293,10 +293,15 @@ struct mt_plan_limits mt_plan_limits_of(const struct mt_machine *m)
 
 /* --- from the configuration ------------------------------------------------------------------------ */
 
-int64_t mt_plan_rollouts(const struct mt_config *c)
+bool mt_plan_by_rewards(const struct mt_config *c)
 {
     const struct mt_objective *o = mt_objective_find(c->policy.loss);
-    int64_t variants = o && o->by_rewards ? (int64_t)mt_mezo_variants(&c->numerics.mezo) : 1;
+    return o && o->by_rewards;
+}
+
+int64_t mt_plan_rollouts(const struct mt_config *c)
+{
+    int64_t variants = mt_plan_by_rewards(c) ? (int64_t)mt_mezo_variants(&c->numerics.mezo) : 1;
     return c->policy.prompts_per_round * c->policy.samples * variants;
 }
 

@@ -100,7 +100,9 @@ struct mt_lay_out {
 /** The same for the adapters of several configurations on one base: o: [n]; what is not of adapters is o[0]'s. */
 int mt_plan_lay_out_shared(struct mt_layout **layout, struct mt_layout **halves, const struct mt_lay_out *o, size_t n,
                            struct mt_err *err);
-/** Texts that a round of a policy samples: with policy.loss = es each variant of the weights has its own. */
+/** Whether variants of the weights sample, each with noise (mt_objective.by_rewards). */
+bool mt_plan_by_rewards(const struct mt_config *c);
+/** Texts that a round of a policy samples: each of such variants has its own. */
 int64_t mt_plan_rollouts(const struct mt_config *c);
 /** Replaces train.learning_rate = auto by a number, and sets its origin to the reason; *why, unless NULL: that in words
  * for a message, or NULL if it was set. */
