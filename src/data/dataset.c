@@ -403,8 +403,7 @@ static int weigh_rollouts(mt_dataset *d, const struct mt_policy_keys *keys, stru
         for (uint64_t i = 0; i < d->parts[k].pub.stats.n_samples && !rc; i++, at++) {
             const union mt_rollout_values *v = &d->parts[k].shard.values[view_at(&d->parts[k], i).start];
             double t = isnan(v->of.temperature) ? keys->temperature : (double)v->of.temperature;
-            s[at] = (struct mt_rollout_sample){v->of.group & ~UINT64_C(255), (uint32_t)k, (uint32_t)at, v->of.reward,
-                                               v->of.group & 1, (int)(v->of.group >> 1 & 127) - 1};
+            s[at] = mt_rollout_sample_of(v, (uint32_t)k, (uint32_t)at);
             if (fabs(t - keys->temperature) > 1e-6)
                 rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s was sampled at temperature %g, policy.temperature is %g: set it to that",
                              mt_dataset_place(d, at, place, sizeof(place)), t, keys->temperature);

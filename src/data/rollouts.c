@@ -14,7 +14,8 @@ static const double LOGPROB_SLACK = 1e-5;
 static const double LEAST_DEVIATION = 1e-4;
 
 enum { ADVANTAGE, LOGPROB, OLD, REF, N_COLUMNS };
-enum { MOST_NOISE = 126 }; /* 7 bits */
+/* Of a group's word: the lowest bit says that it was cut off, the 7 above it 1 and the noise. */
+enum { MOST_NOISE = 126, BESIDE_GROUP = 255 };
 static const char *const names[N_COLUMNS] = {"advantage", "logprobs", "old_logprobs", "ref_logprobs"};
 
 struct rollout {
@@ -152,7 +153,7 @@ static int read_sample(struct rollout *of, const cJSON *o, bool advantage, struc
     MT_FREED char *text = group && !advantage ? mt_json_print(group, false) : NULL;
     if (group && !advantage && !text)
         return mt_fail_nomem(err, of->where, 64);
-    own->of.group = text ? (XXH3_64bits(text, strlen(text)) | 256) & ~UINT64_C(255) : 0;
+    own->of.group = text ? (XXH3_64bits(text, strlen(text)) | (BESIDE_GROUP + 1)) & ~(uint64_t)BESIDE_GROUP : 0;
     own->of.group |= (uint64_t)(noise + 1) << 1 | cJSON_IsTrue(cut);
     return cut && !cJSON_IsBool(cut) ? mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"truncated\" must be true or false", of->where) : 0;
 }
@@ -227,6 +228,13 @@ static struct moments moments_of(const struct mt_rollout_sample *s, size_t n, bo
             squares += ((double)s[i].reward - m.mean) * ((double)s[i].reward - m.mean);
     m.deviation = m.n > 1 ? sqrt(squares / (double)(m.n - 1)) : 0;
     return m;
+}
+
+struct mt_rollout_sample mt_rollout_sample_of(const union mt_rollout_values *v, uint32_t source, uint32_t sample)
+{
+    uint64_t word = v->of.group;
+    return (struct mt_rollout_sample){word & ~(uint64_t)BESIDE_GROUP, source, sample, v->of.reward, word & 1,
+                                      (int)((word & BESIDE_GROUP) >> 1) - 1};
 }
 
 int mt_rollouts_weigh(struct mt_rollout *out, struct mt_rollout_sample *s, size_t n, const struct mt_policy_keys *keys,

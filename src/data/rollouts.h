@@ -23,6 +23,8 @@ struct mt_rollout_sample {
     bool truncated;
     int noise;
 };
+/** Of the first value of the sample, as mt_rollouts_read() has written it. */
+struct mt_rollout_sample mt_rollout_sample_of(const union mt_rollout_values *v, uint32_t source, uint32_t sample);
 /**
  * Fills out[sample] for s[n], which it sorts: TRL's advantages, (R - mean of the group) / (deviation + 1e-4), the
  * deviation with Bessel's correction. *alone: a sample that has a group to itself, which is refused with -EINVAL.
