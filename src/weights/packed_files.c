@@ -134,7 +134,8 @@ static bool is_shaped(const struct mt_st_tensor *t, const struct fp8 *m, bool fu
     return t->n_dims == 2 + fused && !memcmp(t->shape, shape + !fused, sizeof(shape[0]) * (size_t)t->n_dims);
 }
 
-/* [down, across], and before it the number of experts; what is not there is 1. ModelOpt has a 1 after each of them. */
+/* How many scales a matrix has, from the shape of their tensor: [down, across], [down] or none, after [experts] where
+ * it holds those of all; ModelOpt writes [down, 1, across, 1]. down 0: another shape. */
 static void read_grid(struct fp8 *m, const struct mt_st_tensor *scales, bool fused)
 {
     const int64_t *shape = scales->shape + fused;

@@ -184,7 +184,7 @@ def places_and_kills_change_no_bit(tmp, model):
             megatrain("-q", "run", ini, env=env)
             assert result(out) == want, (kind, name)
         ini, out = es_ini(tmp, f"set-{kind}", of, **{**common, "mezo__eps": 0.5})
-        megatrain("-q", "run", ini, "--set", f"mezo.eps={EPS}")  # as whoever samples is told, too
+        megatrain("-q", "run", ini, "--set", f"mezo.eps={EPS}")  # own generation gets the same --set
         assert result(out) == want, kind
         ini, out = es_ini(tmp, f"killed-{kind}", of, **{**common, "policy__reward": slow})
         kill(ini, out)
