@@ -11,8 +11,8 @@
 #include "base/clock.h"
 #include "cuda_priv.h"
 
-enum { N_BASES = 8 };
-static const int64_t base_age_ns = 2000000000;
+enum { N_BASES = 8, BASE_TRIES = 8 };
+static const int64_t base_age_ns = 2000000000, base_error_ns = 50000;
 
 struct mt_cuda_clock {
     cudaEvent_t base[N_BASES];
@@ -28,6 +28,28 @@ struct event {
     atomic_ulong epoch; /* epoch of the clock when it was recorded, from 1; 0: never recorded */
 };
 
+/*
+ * Records a base and gives the host's time of it: it lies between the call and its return, so a thread that was
+ * kept waiting in between tries again. All streams must be idle.
+ */
+static cudaError_t record_base(struct mt_cuda_device *d, cudaEvent_t base, int64_t *host_ns)
+{
+    cudaError_t rc = cudaSuccess;
+    int64_t before = 0, after = INT64_MAX;
+    for (int i = 0; i < BASE_TRIES && rc == cudaSuccess && after - before > 2 * base_error_ns; i++) {
+        before = mt_now_ns();
+        rc = cudaEventRecord(base, d->streams[MT_STREAM_COMPUTE]);
+        if (rc == cudaSuccess)
+            do /* a sleep's end would be late */
+                rc = cudaEventQuery(base);
+            while (rc == cudaErrorNotReady);
+        after = mt_now_ns();
+    }
+    (void)cudaGetLastError(); /* cudaErrorNotReady is not an error */
+    *host_ns = before + (after - before) / 2;
+    return rc;
+}
+
 static cudaError_t start_clock(struct mt_cuda_device *d, struct mt_cuda_clock *c)
 {
     cudaError_t rc = cudaSuccess;
@@ -36,8 +58,8 @@ static cudaError_t start_clock(struct mt_cuda_device *d, struct mt_cuda_clock *c
     for (int i = 0; i < MT_N_STREAMS && rc == cudaSuccess; i++)
         rc = cudaEventCreateWithFlags(&c->rest[i], cudaEventBlockingSync | cudaEventDisableTiming);
     for (int i = 0; i < 2 && rc == cudaSuccess; i++) /* twice: the first time includes the start-up */
-        rc = cudaEventRecord(c->base[1], d->streams[MT_STREAM_COMPUTE]) ?: cudaEventSynchronize(c->base[1]);
-    c->newest_host_ns = c->base_ns[1] = mt_now_ns();
+        rc = record_base(d, c->base[1], &c->newest_host_ns);
+    c->base_ns[1] = c->newest_host_ns;
     atomic_store(&c->epoch, 1);
     return rc;
 }
@@ -74,16 +96,10 @@ static cudaError_t move_base(struct mt_cuda_device *d)
         return cudaSuccess;
     unsigned long old = atomic_load(&c->epoch), new = old + 1;
     float ms = 0;
-    cudaError_t rc = cudaEventRecord(c->base[new % N_BASES], d->streams[MT_STREAM_COMPUTE]);
-    if (rc == cudaSuccess)
-        do /* a sleep's end would be late */
-            rc = cudaEventQuery(c->base[new % N_BASES]);
-        while (rc == cudaErrorNotReady);
-    (void)cudaGetLastError();
-    rc = rc ?: cudaEventElapsedTime(&ms, c->base[old % N_BASES], c->base[new % N_BASES]);
+    cudaError_t rc = record_base(d, c->base[new % N_BASES], &c->newest_host_ns)
+        ?: cudaEventElapsedTime(&ms, c->base[old % N_BASES], c->base[new % N_BASES]);
     if (rc != cudaSuccess)
         return rc;
-    c->newest_host_ns = mt_now_ns();
     c->base_ns[new % N_BASES] = mt_cuda_pins_shared()
                                     ? c->newest_host_ns
                                     : c->base_ns[old % N_BASES] + (int64_t)((double)ms * 1e6);

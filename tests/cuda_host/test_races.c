@@ -371,6 +371,7 @@ static void relay(mt_device *second, enum mt_dtype t)
         must("alloc", mt_device_alloc(d[i], bytes, "y", &y[i], &err));
         must("zero", mt_op_zero(d[i], &(struct mt_zero){x[i], bytes}, &err));
         must("zero", mt_op_zero(d[i], &(struct mt_zero){y[i], bytes}, &err));
+        must("record", mt_event_record(d[i], made[i], MT_STREAM_COMPUTE, &err)); /* the first copy in waits, too */
     }
     for (int r = 0; r < ROUNDS; r++) {
         must("wait",
