@@ -76,27 +76,30 @@ DEVICE_TEST(gemm_long_sums_of_small_outputs)
     check(h, &(struct shape){64, 64, 8192, true, false, false, true, true});
 }
 
-/* Generation relies on it: a row has the bits that it has among others, on the cpu device in f32. */
+/* Generation relies on it: a row has the bits that it has among others, on the cpu device. */
 DEVICE_TEST(gemm_rows_do_not_depend_on_how_many_there_are)
 {
-    static const size_t shapes[][2] = {{64, 48}, {32, 1100}, {160, 576}, {48, 513}}; /* n, k */
-    enum { ROWS = 20 };
-    for (size_t i = 0; i < MT_ARRAY_LEN(shapes) && h->dtype == MT_F32 && !strcmp(h->device_name, "cpu"); i++) {
+    static const size_t shapes[][2] = {{64, 48}, {32, 1100}, {160, 576}, {48, 513}, {385, 100}, {576, 600}}; /* n, k */
+    enum { ROWS = 20, BIAS = 1, ADDED = 2, F32_OUT = 4, WAYS = 8 };
+    for (size_t i = 0; i < MT_ARRAY_LEN(shapes) && !strcmp(h->device_name, "cpu"); i++) {
         size_t n = shapes[i][0], k = shapes[i][1];
         double *unused, *all = NULL;
-        struct dbuf *a = buf_random(h, MT_F32, ROWS * k, 1, &unused), *b = buf_random(h, MT_F32, n * k, 1, &unused),
-                    *c = buf_random(h, MT_F32, ROWS * n, 1, &unused), *bias = buf_random(h, MT_F32, n, 1, &unused);
-        for (int v = 0; v < 4; v++)
+        struct dbuf *a = buf_random(h, h->dtype, ROWS * k, 1, &unused), *b = buf_random(h, h->dtype, n * k, 1, &unused),
+                    *bias = buf_random(h, h->dtype, n, 1, &unused);
+        for (int way = 0; way < WAYS; way++) {
+            enum mt_dtype out = way & F32_OUT ? MT_F32 : h->dtype;
+            struct dbuf *c = buf_random(h, out, ROWS * n, 1, &unused);
             for (size_t m = ROWS; m > 0; m = m > 5 ? 5 : m - 1) {
-                struct dbuf *d = buf_nan(h, MT_F32, m * n);
-                struct mt_gemm g = {.m = m, .n = n, .k = k, .dtype = MT_F32, .d_dtype = MT_F32, .trans_b = true, .a = a->p,
-                                    .lda = k, .b = b->p, .ldb = k, .bias = v & 1 ? bias->p : NULL, .c = v & 2 ? c->p : NULL,
-                                    .ldc = n, .d = d->p, .ldd = n};
+                struct dbuf *d = buf_nan(h, out, m * n);
+                struct mt_gemm g = {.m = m, .n = n, .k = k, .dtype = h->dtype, .d_dtype = out, .trans_b = true, .a = a->p,
+                                    .lda = k, .b = b->p, .ldb = k, .bias = way & BIAS ? bias->p : NULL,
+                                    .c = way & ADDED ? c->p : NULL, .ldc = n, .d = d->p, .ldd = n};
                 RUN(h, mt_op_gemm, &g);
                 double *got = buf_get(h, d);
                 all = m == ROWS ? got : all;
                 expect_close(h, "the first rows", got, all, m * n, 0);
             }
+        }
     }
 }
 

@@ -50,6 +50,8 @@ struct mt_cpu_bf16_gemm {
     size_t n;
     void *scratch;
     size_t scratch_bytes;
+    uint16_t *rows; /* of run_row_apart() */
+    size_t rows_bytes;
     bool no_memory; /* another product would give other bits */
     float sums[MT_CPU_BF16_TILE * MT_CPU_BF16_TILE];
 };
@@ -112,6 +114,7 @@ void mt_cpu_bf16_gemm_destroy(struct mt_cpu_bf16_gemm **g)
     if ((*g)->engine)
         dnnl_engine_destroy((*g)->engine);
     free((*g)->scratch);
+    free((*g)->rows);
     free(*g);
     *g = NULL;
 }
@@ -163,15 +166,15 @@ static dnnl_primitive_attr_t attributes(bool accumulate)
     return attr;
 }
 
-static bool grow_scratch(struct mt_cpu_bf16_gemm *g, size_t bytes)
+static bool grow(struct mt_cpu_bf16_gemm *g, void **buffer, size_t *has, size_t bytes)
 {
-    if (bytes <= g->scratch_bytes)
+    if (bytes <= *has)
         return true;
-    free(g->scratch);
-    g->scratch = mt_alloc_aligned(bytes);
-    g->scratch_bytes = g->scratch ? bytes : 0;
-    g->no_memory |= !g->scratch;
-    return g->scratch;
+    free(*buffer);
+    *buffer = mt_alloc_aligned(bytes);
+    *has = *buffer ? bytes : 0;
+    g->no_memory |= !*buffer;
+    return *buffer;
 }
 
 /* On failure the product is kept without a primitive, so that it is not tried again. */
@@ -185,7 +188,7 @@ static void prepare(struct mt_cpu_bf16_gemm *g, struct product *p, const struct 
     bool ok = attr && describe(&desc, g, a, b, d, attr);
     if (ok) {
         const_dnnl_memory_desc_t s = dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0);
-        ok = grow_scratch(g, dnnl_memory_desc_get_size(s)) &&
+        ok = grow(g, &g->scratch, &g->scratch_bytes, dnnl_memory_desc_get_size(s)) &&
              !dnnl_primitive_create(&p->primitive, desc) &&
              !dnnl_memory_create(&p->a, DESC(a), g->engine, DNNL_MEMORY_NONE) &&
              !dnnl_memory_create(&p->b, DESC(b), g->engine, DNNL_MEMORY_NONE) &&
@@ -218,7 +221,7 @@ static struct product *product_for(struct mt_cpu_bf16_gemm *g, const struct mt_c
     return p;
 }
 
-int mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t)
+static int run(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t)
 {
     struct product *p = product_for(g, t);
     if (g->no_memory)
@@ -234,6 +237,35 @@ int mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *
                               {DNNL_ARG_DST, p->d},
                               {DNNL_ARG_SCRATCHPAD, p->scratch}};
     return !dnnl_primitive_execute(p->primitive, g->stream, MT_ARRAY_LEN(args), args);
+}
+
+/* Where rows of D lie apart the library takes other kernels, which add in another order (2.6.3), and it does not see
+ * that of one row: it gets two, so that a row has the bits that it has among others. */
+static int run_row_apart(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t)
+{
+    enum { APART = MT_CPU_BF16_TILE + 16 };
+    float sums[2 * APART] = {0};
+    const uint16_t *a = t->a;
+    struct mt_cpu_tile two = *t;
+    if (!grow(g, (void **)&g->rows, &g->rows_bytes, 2 * t->k * sizeof(*a)))
+        return -ENOMEM;
+    for (size_t i = 0; i < t->k; i++)
+        g->rows[i] = g->rows[t->k + i] = a[t->trans_a ? i * t->lda : i];
+    memcpy(sums, t->d, t->accumulate ? t->n * sizeof(float) : 0);
+    two.m = 2;
+    two.trans_a = false;
+    two.a = g->rows;
+    two.lda = t->k;
+    two.d = sums;
+    two.ldd = APART;
+    int done = run(g, &two);
+    memcpy(t->d, sums, done > 0 ? t->n * sizeof(float) : 0);
+    return done;
+}
+
+int mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t)
+{
+    return t->m == 1 && t->ldd != t->n ? run_row_apart(g, t) : run(g, t);
 }
 
 float *mt_cpu_bf16_gemm_sums(struct mt_cpu_bf16_gemm *g)
