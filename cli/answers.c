@@ -11,7 +11,7 @@ int cli_answers_open(struct cli_answers *a, struct mt_config *cfg, struct mt_inp
 {
     struct cli_generation *g = &a->g;
     *g = (struct cli_generation){
-        .cfg = cfg, .file = cfg->eval.generate, .samples = 1, .at_once = SIZE_MAX, .noise = -1};
+        .cfg = cfg, .file = cfg->eval.generate, .samples = 1, .noise = -1};
     g->g = (struct mt_generation){.n_new = (size_t)cfg->eval.generate_tokens, .top_p = 1};
     g->prompts = cJSON_CreateArray();
     int rc = g->prompts ? cli_read_prompts(g, err) : mt_fail_nomem(err, g->file, 1);

@@ -126,7 +126,6 @@ int cli_encode_prompts(struct cli_generation *p, struct mt_err *err)
     rc = rc ?: encode(p, err);
     for (size_t i = 0; i < p->n && !rc; i++)
         p->longest = MT_MAX(p->longest, p->ids[i].n);
-    p->at_once = MT_MIN(p->at_once, p->n * p->samples);
     return rc;
 }
 
@@ -138,7 +137,7 @@ int cli_generation_options(struct cli_generation *p, const struct cli_args *args
     p->prompts = cJSON_CreateArray();
     p->file = cli_arg(args, "prompts");
     p->chat = cli_arg(args, "chat") != NULL;
-    p->at_once = (size_t)cli_whole(args, "batch", 16);
+    p->at_once = (size_t)cli_whole(args, "batch", 0);
     p->samples = (size_t)cli_whole(args, "samples", 1);
     p->noise = cli_whole(args, "noise", -1);
     p->text.template_ = cli_arg(args, "template");
@@ -159,21 +158,24 @@ int cli_generation_options(struct cli_generation *p, const struct cli_args *args
     return p->prompts ? 0 : mt_fail_nomem(err, "prompts", 1);
 }
 
-/* Tokens that the longest texts have together, as many as are under way. */
-static size_t most_tokens(const struct cli_generation *p)
+static int longer_first(const void *a, const void *b)
 {
-    MT_FREED size_t *len = mt_calloc(p->n, sizeof(*len));
-    size_t left = p->at_once, sum = 0;
-    for (size_t i = 0; len && i < p->n; i++)
-        len[i] = p->ids[i].n + p->g.n_new;
-    for (; len && left; left -= MT_MIN(left, p->samples)) {
-        size_t most = 0;
-        for (size_t i = 0; i < p->n; i++)
-            most = len[i] > len[most] ? i : most;
-        sum += MT_MIN(left, p->samples) * len[most];
-        len[most] = 0;
-    }
-    return sum;
+    size_t x = *(const size_t *)a, y = *(const size_t *)b;
+    return (x < y) - (x > y);
+}
+
+/* Tokens that the longest texts have together, of each number of them. */
+static int count_tokens(struct cli_generation *p, struct mt_err *err)
+{
+    size_t n = p->n * p->samples;
+    int rc = MT_NEW(&p->tokens, n, "texts", err);
+    for (size_t i = 0; i < n && !rc; i++)
+        p->tokens[i] = p->ids[i / p->samples].n + p->g.n_new;
+    if (!rc)
+        qsort(p->tokens, n, sizeof(*p->tokens), longer_first);
+    for (size_t i = 1; i < n && !rc; i++)
+        p->tokens[i] += p->tokens[i - 1];
+    return rc;
 }
 
 int cli_draw_bytes(struct cli_generation *p, const struct mt_hf_config *hf, struct mt_err *err)
@@ -188,9 +190,11 @@ int cli_draw_bytes(struct cli_generation *p, const struct mt_hf_config *hf, stru
 
 int cli_generation_open(struct cli_generation *p, size_t max_len, struct mt_err *err)
 {
-    size_t most = max_len > p->longest + p->g.n_new ? 0 : most_tokens(p);
-    int rc = mt_inputs_open_model(&p->in, p->cfg, max_len, p->at_once, most, err)
-          ?: mt_setup_open(&p->setup, &p->in, MT_RUN_EVAL, err);
+    const bool known = max_len == p->longest + p->g.n_new;
+    int rc = known ? count_tokens(p, err) : 0;
+    const struct mt_texts texts = {.n = p->n * p->samples, .len = max_len, .tokens = p->tokens};
+    rc = rc ?: mt_inputs_open_model(&p->in, p->cfg, &texts, p->at_once, err)
+            ?: mt_setup_open(&p->setup, &p->in, MT_RUN_EVAL, err);
     return rc ?: cli_draw_bytes(p, &p->in.hf, err);
 }
 
@@ -211,6 +215,7 @@ void cli_generation_finish(struct cli_generation *p)
     for (size_t i = 0; p->ids && i < p->n; i++)
         mt_text_ids_finish(&p->ids[i]);
     free(p->ids);
+    free(p->tokens);
     cJSON_Delete(p->prompts);
     free(p->model_dir);
     free(p->template_);

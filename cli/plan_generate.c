@@ -8,98 +8,14 @@
 #include "cli.h"
 #include "plan_print.h"
 #include "report.h"
-#include "train/inputs.h"
-
-enum { MOST_TEXTS = 2048, N_BETWEEN = 5, N_ROWS = 12 + N_BETWEEN };
-/* Of a thread for each logit of a row: its exponential, and sums. 0.97 were measured on one core of a busy Xeon. */
-static const double DRAW_NS = 1;
-
-struct row {
-    size_t texts;       /* 0: so many do not fit */
-    double seconds, drawing; /* of a pass; drawing: of these, to draw on the host */
-    double per_second;  /* tokens */
-    size_t caches, weights, units; /* units whose cache and weights stay on the device */
-    const char *bound;
-};
-
-/* While the device waits, logits cross the link by parts, and threads draw from a row each of the part before. */
-static double drawing_seconds(const struct plan_view *v, size_t texts)
-{
-    double logits = (double)texts * (double)v->hf.vocab, gbs = v->machine.rate[MT_RATE_D2H].value;
-    size_t part = MT_MIN(texts, (size_t)MT_DRAWN_TOGETHER);
-    size_t threads = MT_MIN((size_t)v->request.placement.threads, part);
-    double copied = v->machine.cpu || !(gbs > 0) ? 0 : logits * sizeof(float) / (gbs * 1e9);
-    double drawn = logits * DRAW_NS * 1e-9 / (double)threads;
-    return MT_MAX(copied, drawn) + MT_MIN(copied, drawn) / (double)mt_div_up(texts, part);
-}
-
-static int plan_row(struct row *out, const struct plan_view *v, size_t texts, size_t len, struct mt_err *err)
-{
-    struct mt_plan_request r = v->request;
-    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
-    r.numerics.seq_len = (int64_t)len;
-    r.numerics.micro_batch = 1;
-    r.numerics.rows_per_step = (int64_t)texts;
-    r.cache = mt_inputs_cache(&r.draws, v->layout, len, texts, 0);
-    if (!r.cache.slots)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "texts of %zu tokens of this model have no cache (megatrain help sampling)", len);
-    int rc = mt_resolve(&c, &r, err);
-    if (rc)
-        return rc;
-    const struct mt_sim_result *s = &c.sim;
-    *out = (struct row){.texts = texts, .drawing = drawing_seconds(v, texts), .caches = c.engine.n_caches_stay,
-                        .weights = c.engine.n_stay, .units = c.layout->n_units};
-    out->seconds = s->seconds + out->drawing;
-    out->per_second = (double)texts / out->seconds;
-    out->bound = out->drawing > s->seconds ? "drawing" : mt_sim_resource_name(s->bound[MT_SIM_FORWARD]);
-    return 0;
-}
-
-/* Between the best and twice as many, for which there may be no memory: towards the most that are about as fast, since
- * products take whole tiles of rows, and the fullest last one may be there. */
-static int plan_between(struct row row[N_ROWS], size_t *n, size_t *best, const struct plan_view *v, size_t len,
-                        struct mt_err *err)
-{
-    size_t from = *best;
-    for (size_t more = row[from].texts / 2, i = 0; more && i < N_BETWEEN; more /= 2, i++) {
-        struct row between;
-        size_t at = from + 1;
-        int rc = plan_row(&between, v, row[from].texts + more, len, err);
-        if (rc == -ENOSPC)
-            continue;
-        if (rc)
-            return rc;
-        memmove(&row[at + 1], &row[at], (*n - at) * sizeof(*row));
-        row[at] = between;
-        *n += 1;
-        from = between.per_second > 0.9 * row[*best].per_second ? at : from;
-        *best = between.per_second > row[*best].per_second ? at : *best;
-    }
-    return 0;
-}
-
-/* Powers of two, up to the first that does not fit, and two numbers between; `best` of them. */
-static int plan_rows(struct row row[N_ROWS], size_t *n, size_t *best, const struct plan_view *v, size_t len,
-                     struct mt_err *err)
-{
-    int rc = 0;
-    *n = *best = 0;
-    for (size_t texts = 1; texts <= MOST_TEXTS && !rc; texts *= 2) {
-        rc = plan_row(&row[*n], v, texts, len, err);
-        if (!rc && row[*n].per_second > row[*best].per_second)
-            *best = *n;
-        *n += !rc;
-    }
-    rc = rc == -ENOSPC && *n ? 0 : rc;
-    return rc ?: plan_between(row, n, best, v, len, err);
-}
+#include "train/texts.h"
 
 /* A policy's round: its texts, as many at once as are best or as there are, and the steps on them. */
 struct round {
     double texts, generate, train; /* texts 0: the configuration has none */
 };
 
-static int plan_round(struct round *out, const struct row *row, size_t best, const struct plan_view *g,
+static int plan_round(struct round *out, const struct mt_texts_pass *row, size_t best, const struct plan_view *g,
                       const struct cli_args *args, struct mt_err *err)
 {
     MT_CLOSED_BY(plan_view_close) struct plan_view v = {.cfg = NULL};
@@ -136,7 +52,7 @@ static bool keeps_latents(const struct plan_view *v)
     return v->cfg->memory.latent_cache && v->hf.spec[0].kv_latent;
 }
 
-static void print_json(const struct plan_view *v, const struct row *row, size_t n, size_t best, size_t len,
+static void print_json(const struct plan_view *v, const struct mt_texts_pass *row, size_t n, size_t best, size_t len,
                        const struct round *of)
 {
     mt_json_begin();
@@ -157,7 +73,7 @@ static void print_json(const struct plan_view *v, const struct row *row, size_t 
     cli_print_object(o, true);
 }
 
-static void print_table(const struct plan_view *v, const struct row *row, size_t n, size_t best, size_t len,
+static void print_table(const struct plan_view *v, const struct mt_texts_pass *row, size_t n, size_t best, size_t len,
                         const struct round *of)
 {
     char bytes[32];
@@ -169,7 +85,7 @@ static void print_table(const struct plan_view *v, const struct row *row, size_t
                row[i].seconds, row[i].drawing, 100.0 * (double)row[i].caches / (double)row[i].units,
                100.0 * (double)row[i].weights / (double)row[i].units, row[i].bound);
     printf("\nBest: %zu texts at once (--batch %zu), %.4g tokens/s%s\n", row[best].texts, row[best].texts, row[best].per_second,
-           row[n - 1].texts < MOST_TEXTS ? "; twice as many as the last do not fit" : "");
+           row[n - 1].texts < MT_TEXTS_MOST ? "; twice as many as the last do not fit" : "");
     if (of->texts > 0)
         printf("Round: %.0f texts of policy.max_tokens generated in %.4g s, trained in %.4g s; rewards are not known\n", of->texts,
                of->generate, of->train);
@@ -178,13 +94,13 @@ static void print_table(const struct plan_view *v, const struct row *row, size_t
 int plan_print_generation(const struct cli_args *args, struct mt_err *err)
 {
     MT_CLOSED_BY(plan_view_close) struct plan_view v = {.cfg = NULL};
-    struct row row[N_ROWS];
+    struct mt_texts_pass row[MT_TEXTS_PASSES];
     struct round of = {0};
     size_t len = (size_t)cli_whole(args, "generate", 0), n = 0, best = 0;
     const struct plan_settings as = {.generates = true};
     int rc = plan_view_open_as(&v, args->n_operands ? args->operands[0] : NULL, args, &as, err);
     rc = rc ?: plan_view_needs_rates(&v, err)
-            ?: plan_rows(row, &n, &best, &v, len, err)
+            ?: mt_texts_plan(row, &n, &best, &v.request, &(struct mt_texts){.n = MT_TEXTS_MOST, .len = len}, 1, err)
             ?: plan_round(&of, row, best, &v, args, err);
     if (!rc)
         (cli_arg(args, "json") ? print_json : print_table)(&v, row, n, best, len, &of);

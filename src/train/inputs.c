@@ -498,20 +498,23 @@ struct mt_cache_shape mt_inputs_answers_cache(size_t *draws, const struct mt_lay
     return c;
 }
 
-int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, size_t n_texts,
-                         size_t most_tokens, struct mt_err *err)
+int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, const struct mt_texts *texts, size_t at_once,
+                         struct mt_err *err)
 {
-    *in = (struct mt_inputs){.cfg = cfg, .draws = max_len};
-    cfg->numerics.seq_len = (int64_t)max_len;
+    size_t n = MT_MIN(at_once ? at_once : (size_t)MT_TEXTS_FEW, texts->n);
+    *in = (struct mt_inputs){.cfg = cfg, .draws = texts->len};
+    cfg->numerics.seq_len = (int64_t)texts->len;
     cfg->numerics.micro_batch = 1;
     cfg->numerics.chunk = 0;
-    cfg->train.batch_size = (int64_t)n_texts;
+    cfg->train.batch_size = (int64_t)n;
     if (cfg->placement.expert_group == MT_AUTO) /* units without rows are not loaded: the smaller, the more of them */
         cfg->placement.expert_group = 1;
     int rc = mt_inputs_freeze_all(cfg, "no training", err);
     rc = rc ?: open_model(in, err);
     if (!rc)
-        in->cache = mt_inputs_cache(&in->draws, in->layout, max_len, n_texts, most_tokens);
+        in->cache = mt_inputs_cache(&in->draws, in->layout, texts->len, n, texts->tokens ? texts->tokens[n - 1] : 0);
+    if (!at_once && in->cache.slots)
+        in->texts = *texts;
     return rc;
 }
 

@@ -18,6 +18,14 @@ struct mt_eval_set {
     mt_sampler *sampler; /* NULL: it has no sample */
 };
 
+/** Texts that are to be generated. */
+struct mt_texts {
+    size_t n;             /* in all */
+    size_t len;           /* tokens of one at most, with what is added */
+    const size_t *tokens; /* [n] of the longest one, the two longest together, and so on; NULL: len of each. Borrowed */
+};
+enum { MT_TEXTS_FEW = 16 }; /* that share a pass where nothing is known of the machine's memory */
+
 /** What a command reads before it opens a device: the model's description, the data, and how data make up steps. */
 struct mt_inputs {
     struct mt_config *cfg; /* borrowed */
@@ -36,6 +44,7 @@ struct mt_inputs {
                                            with, random ones if model.init says so */
     struct mt_cache_shape cache;        /* that generation is to have, and */
     size_t draws;                       /* most tokens of its passes; 0: it does not generate */
+    struct mt_texts texts;              /* of which the setup chooses how many have it at once; n 0: that is given */
     size_t n_answers, answer_len;       /* of a run: prompts that it answers; most tokens of one with its answer */
     size_t top;                         /* likeliest tokens of each row that an evaluation finds; 0: none */
     struct mt_split split, held_out;
@@ -67,10 +76,10 @@ struct mt_cache_shape mt_inputs_cache(size_t *draws, const struct mt_layout *l, 
 /** The same for answers that a run makes between its steps (eval.generate), in passes no larger than a row. */
 struct mt_cache_shape mt_inputs_answers_cache(size_t *draws, const struct mt_layout *l, size_t row, size_t max_len,
                                               size_t n_texts);
-/** Opens a model without data, to generate n_texts texts at a time of up to max_len tokens each, with a cache if the model's
- * layers have one; most_tokens: of so many texts together at most, 0: n_texts of max_len. */
-int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, size_t n_texts,
-                         size_t most_tokens, struct mt_err *err);
+/** Opens a model without data, to generate these texts, so many at a time (0: the setup chooses), with a cache if the
+ * model's layers have one. */
+int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, const struct mt_texts *texts, size_t at_once,
+                         struct mt_err *err);
 /** Makes samplers, number of steps and learning rates for n->micro_batch, which a rule sets if it is still auto. */
 int mt_inputs_lay_out_steps(struct mt_inputs *in, struct mt_numerics *n, struct mt_err *err);
 /**

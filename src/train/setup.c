@@ -16,6 +16,7 @@
 #include "plan/evaluate.h"
 #include "train/cluster.h"
 #include "train/shared.h"
+#include "train/texts.h"
 
 /* oneDNN aborts the process when malloc fails: warm its products up only if this much memory is free. */
 static const uint64_t WARM_NEEDS = (uint64_t)256 << 20;
@@ -135,6 +136,18 @@ static int check_compute(const struct mt_setup *s, struct mt_err *err)
                              "compute capability 8.9: set model.compute = bf16", l->product[0] ? l->product : l->name);
 }
 
+/* Of texts whose number at once is open. */
+static void choose_texts(struct mt_setup *s)
+{
+    struct mt_inputs *in = s->in;
+    size_t n = mt_texts_choose(&s->request, &in->texts, s->dev);
+    mt_texts_request(&s->request, &in->texts, n);
+    in->cache = s->request.cache;
+    in->draws = s->request.draws;
+    in->cfg->train.batch_size = (int64_t)n;
+    mt_debug("%zu texts share a pass", n);
+}
+
 /* Turns the request into the choice. */
 static int decide(struct mt_setup *s, const struct mt_plan_limits *limits, struct mt_err *err)
 {
@@ -142,6 +155,8 @@ static int decide(struct mt_setup *s, const struct mt_plan_limits *limits, struc
     s->request.layout = s->in->layout;
     s->request.halves = s->in->halves;
     int rc = mt_shared_request(s, err) ?: open_devices(s, limits, err) ?: check_compute(s, err);
+    if (!rc && s->in->texts.n)
+        choose_texts(s);
     if (!rc && s->request.train)
         rc = search(s, &s->predicted, err);
     if (!rc && !s->predicted)

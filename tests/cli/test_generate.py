@@ -128,6 +128,21 @@ def codes_stay_where_decoded_weights_do_not(model, path, configs):
     assert 0.6 < p["tokens_per_second"] / 4463 < 1, p  # of what 900 GB/s of weights and caches allow
 
 
+def as_many_texts_share_a_pass_as_are_fastest(tmp, model):
+    """As many as keep their caches on the device, with the same tokens. By a profile: test_plan.py."""
+    path = prompts(tmp, ({"prompt_ids": list(range(1, 2 + i))} for i in range(40)))
+
+    def share(*args):
+        p = megatrain("-vv", "generate", model, "--prompts", path, *ARGS, *args, env={"XDG_CACHE_HOME": os.path.join(tmp, "none")})
+        found = re.search(r"(\d+) texts share a pass", p.stderr)
+        return int(found[1]) if found else 0, lines(p.stdout)
+
+    most, given = share(), share("--batch", 4)
+    less, few = (share("--set", f"memory.device_budget={kib}KiB") for kib in (4400, 1400))
+    assert (most[0], given[0]) == (40, 0) and 16 < less[0] < 40 and 0 < few[0] < 16, (most[0], given[0], less[0], few[0])
+    assert most[1] == given[1] == less[1] == few[1]
+
+
 def what_cannot_be_is_refused(tmp, model):
     for row, words in (('{"prompt_ids": [1, -2]}', ":1: \"prompt_ids\""), ('{"prompt_ids": []}', "no token"), ('{"prompt_ids": [99999]}', "vocab_size"),
                        ("[]", ":1: a prompt is"), ("", "no prompt")):
@@ -150,6 +165,7 @@ with tempfile.TemporaryDirectory() as tmp:
     path, rows = texts_of_all_kinds_of_prompts(tmp, model)
     texts_end_before_a_stop_string(path, model, rows)
     a_policy_learns_from_its_own_texts(tmp, model, path)
+    as_many_texts_share_a_pass_as_are_fastest(tmp, model)
     what_cannot_be_is_refused(tmp, model)
     configs = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "configs")
     generation_is_planned(configs)

@@ -473,6 +473,17 @@ def a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, 
     return env
 
 
+def so_many_texts_share_a_pass_as_the_plan_says(tmp, model, env):
+    path = os.path.join(tmp, "prompts.jsonl")
+    with open(path, "w") as f:
+        f.write('{"prompt_ids": [1, 2, 3]}\n' * 100)
+    plan = json.loads(megatrain("-q", "plan", "--model", model, "--generate", 35, "--json", env=env).stdout)
+    best = max((r for r in plan["by_texts"] if r["texts"] in (16, 32, 64)), key=lambda r: r["tokens_per_second"])["texts"]
+    said = megatrain("-vv", "generate", model, "--prompts", path, "--max-tokens", 32, "--dry-run", env=env).stderr
+    n = int(re.search(r"(\d+) texts share a pass", said)[1])
+    assert best <= n <= min(2 * best, 100), (n, best)
+
+
 def a_probe_that_did_not_get_its_cores_is_not_kept(tmp):
     env = {"XDG_CACHE_HOME": os.path.join(tmp, "busy"), "MEGATRAIN_PROBE_SMALL": "1"}
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())]
@@ -614,6 +625,7 @@ def main():
             a_plan_is_reproduced_by_its_own_settings(tmp)
             model, data = write_model(os.path.join(tmp, "model"), config()), write_data(os.path.join(tmp, "d.jsonl"))
             env = a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, data)
+            so_many_texts_share_a_pass_as_the_plan_says(tmp, model, env)
             a_probe_that_did_not_get_its_cores_is_not_kept(tmp)
             what_is_planned_is_what_is_run(tmp, model, data, env)
             run_and_plan_say_the_same(tmp, model, data, env)
