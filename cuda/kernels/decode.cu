@@ -2,7 +2,7 @@
 /*
  * Packed formats: value = code * scale in f32, rounded once. A thread decodes 16 bytes of the output at a time, from 8
  * or 4 neighbouring codes of one block; values of 4-bit codes are looked up in shared memory, where the 16 are in
- * different banks. Bytes moved per element: s of the output, 1/2 (FP8: 1) of codes, and one scale per 16, 32 or 64
+ * different banks. Bytes moved per element: s of the output, 1/2 (FP8: 1) of codes, and one scale per 16 to 128
  * (FP8: 16384, a row, or all) elements.
  */
 #include "packed.cuh"
@@ -32,13 +32,14 @@ static __global__ void __launch_bounds__(THREADS)
     size_t at = static_cast<size_t>(blockIdx.x) * THREADS * UNROLL + threadIdx.x;
     T *out = static_cast<T *>(a.out);
     word codes[UNROLL];
-    float scale[UNROLL];
+    float scale[UNROLL], shift[UNROLL];
     MT_UNROLL(UNROLL)
     for (int u = 0; u < UNROLL; u++) {
         size_t i = (at + u * THREADS) * N;
         if (i + N <= n) {
             codes[u] = load_word<word>(a.codes + i / 2);
             scale[u] = scale_of<FORMAT, NESTED>(a, i);
+            shift[u] = shift_of<FORMAT>(a, i);
         }
     }
     MT_UNROLL(UNROLL)
@@ -47,7 +48,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (i + N <= n) {
             float x[N];
             for (int k = 0; k < N; k++)
-                x[k] = value[nibble<FORMAT>(codes[u], k)] * scale[u];
+                x[k] = code_value<FORMAT>(value, nibble<FORMAT>(codes[u], k), shift[u]) * scale[u];
             store16(out + i, vec_of<T>(x));
         } else if constexpr (FORMAT == MT_PACKED_NF4) { /* other formats have whole blocks */
             MT_UNROLL(1)

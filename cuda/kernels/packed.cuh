@@ -20,7 +20,7 @@ struct code_values {
 static inline code_values values_of(int format)
 {
     const float *of = format == MT_PACKED_NF4    ? mt_nf4_values
-                      : format == MT_PACKED_INT4 ? mt_int4_values
+                      : format == MT_PACKED_INT4 ? mt_int4_values + 7
                                                  : mt_fp4_values;
     code_values v;
     for (int i = 0; i < 16; i++)
@@ -80,13 +80,57 @@ static __device__ __forceinline__ float nvfp4_scale(const struct mt_decode &a, s
     return a.scale == MT_SCALE_E4M3 ? x * *a.factor : x / *a.factor;
 }
 
+/* Rows are whole vectors, of which there are less than 2^32. */
+static __device__ __forceinline__ uint32_t row_of_codes(const struct mt_decode &a, size_t i)
+{
+    return static_cast<uint32_t>(i / 8) / static_cast<uint32_t>(a.cols / 8);
+}
+
+/* Columns of a block of int4, as a power of two; 63: all. */
+static __device__ __forceinline__ unsigned int4_bits(int format)
+{
+    return format == MT_PACKED_INT4 ? 5 : format == MT_PACKED_INT4_64 ? 6 : format == MT_PACKED_INT4_128 ? 7 : 63;
+}
+
+static __device__ __forceinline__ size_t int4_block(const struct mt_decode &a, size_t i)
+{
+    unsigned bits = int4_bits(a.format);
+    return bits == 63 ? row_of_codes(a, i) : i >> bits;
+}
+
+/* mt_f16_to_f32() of a finite number. */
+static __device__ __forceinline__ float int4_scale(const struct mt_decode &a, size_t block)
+{
+    if (a.scale == MT_SCALE_BF16 || a.scale == MT_SCALE_BF16_ZEROS)
+        return bf16_scale(a, block);
+    uint32_t h = static_cast<const uint16_t *>(a.scales)[block];
+    return float_of_bits((h & 0x8000u) << 16 | (h & 0x7fffu) << 13) * 0x1p112f;
+}
+
+/* 8 less the zero point of element i, which is exact. */
+template <int FORMAT> static __device__ __forceinline__ float shift_of(const struct mt_decode &a, size_t i)
+{
+    if (FORMAT != MT_PACKED_INT4 || !a.zeros)
+        return 0;
+    uint32_t row = row_of_codes(a, i);
+    size_t across = ((a.cols - 1) >> int4_bits(a.format)) + 1, block = int4_block(a, i) - row * across;
+    return 8.0f - static_cast<float>(a.zeros[row / 8 * across + block] >> row % 8 * 4 & 15);
+}
+
+/* The value of a 4-bit code before its scale. */
+template <int FORMAT>
+static __device__ __forceinline__ float code_value(const float *value, unsigned code, float shift)
+{
+    return FORMAT == MT_PACKED_INT4 ? value[code] + shift : value[code];
+}
+
 template <int FORMAT, bool NESTED>
 static __device__ __forceinline__ float scale_of(const struct mt_decode &a, size_t i)
 {
     if constexpr (FORMAT == MT_PACKED_NF4)
         return nf4_scale<NESTED>(a, i / MT_NF4_BLOCK);
     else if constexpr (FORMAT == MT_PACKED_INT4)
-        return bf16_scale(a, i / MT_INT4_BLOCK);
+        return int4_scale(a, int4_block(a, i));
     else if constexpr (FORMAT == MT_PACKED_NVFP4)
         return nvfp4_scale(a, i / MT_NVFP4_BLOCK);
     else
@@ -143,7 +187,7 @@ static __device__ __forceinline__ float scale_at(const struct mt_decode &a, size
         return fp8_scale(a, fp8_block(a, row, col));
 }
 
-/* f() of the format, where FP8 stands for all of its kinds, and of whether scales are nested. */
+/* f() of the format, where FP8 and INT4 stand for all of their kinds, and of whether scales are nested. */
 template <typename F> static inline cudaError_t for_format(const struct mt_decode &a, F f)
 {
     const std::false_type plain;
@@ -155,6 +199,9 @@ template <typename F> static inline cudaError_t for_format(const struct mt_decod
     case MT_PACKED_MXFP4:
         return f(std::integral_constant<int, MT_PACKED_MXFP4>(), plain);
     case MT_PACKED_INT4:
+    case MT_PACKED_INT4_64:
+    case MT_PACKED_INT4_128:
+    case MT_PACKED_INT4R:
         return f(std::integral_constant<int, MT_PACKED_INT4>(), plain);
     case MT_PACKED_NVFP4:
         return f(std::integral_constant<int, MT_PACKED_NVFP4>(), plain);

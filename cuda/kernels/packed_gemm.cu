@@ -36,7 +36,8 @@ template <int FORMAT> static __device__ __forceinline__ code_run<FORMAT> load_ru
 
 /* Elements 2 p and 2 p + 1 of a run as bf16. */
 template <int FORMAT>
-static __device__ __forceinline__ uint32_t pair_of(const code_run<FORMAT> &r, int p, float scale, const float *value)
+static __device__ __forceinline__ uint32_t pair_of(const code_run<FORMAT> &r, int p, float scale, float shift,
+                                                   const float *value)
 {
     if constexpr (FORMAT == MT_PACKED_FP8) {
         uint32_t c = r.word[p / 2] >> (p % 2 * 16);
@@ -44,14 +45,15 @@ static __device__ __forceinline__ uint32_t pair_of(const code_run<FORMAT> &r, in
     } else {
         uint32_t c = r.word[p / 4];
         int k = p % 4 * 2;
-        return rounded_pair(value[nibble<FORMAT>(c, k)] * scale, value[nibble<FORMAT>(c, k + 1)] * scale);
+        return rounded_pair(code_value<FORMAT>(value, nibble<FORMAT>(c, k), shift) * scale,
+                            code_value<FORMAT>(value, nibble<FORMAT>(c, k + 1), shift) * scale);
     }
 }
 
 /* What a thread has of a step: of each tile rows g and g + 8, g being a quarter of its lane. */
 template <int FORMAT> struct step {
     code_run<FORMAT> codes[TILES][2];
-    float scale[TILES][2];
+    float scale[TILES][2], shift[TILES][2];
 };
 
 template <int FORMAT, bool NESTED>
@@ -63,6 +65,7 @@ static __device__ __forceinline__ void load_step(step<FORMAT> *s, const struct m
         for (int h = 0; h < 2; h++) {
             s->codes[r][h] = load_run<FORMAT>(b.codes, static_cast<size_t>(row[r][h]) * b.cols + col);
             s->scale[r][h] = scale_at<FORMAT, NESTED>(b, row[r][h], col);
+            s->shift[r][h] = shift_of<FORMAT>(b, static_cast<size_t>(row[r][h]) * b.cols + col);
         }
 }
 
@@ -82,7 +85,7 @@ static __device__ __forceinline__ void add_step(float (&acc)[TILES][NT][4], cons
             for (int k = 0; k < PRODUCTS; k++)
                 for (int i = 0; i < 4; i++)
                     fragment[r][k][i] = pair_of<FORMAT>(s.codes[r][i % 2], (half * PRODUCTS + k) * 2 + i / 2,
-                                                        s.scale[r][i % 2], value);
+                                                        s.scale[r][i % 2], s.shift[r][i % 2], value);
         MT_UNROLL(4)
         for (int j = 0; j < NT; j++) {
             uint4 w = {};

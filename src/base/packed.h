@@ -24,22 +24,29 @@
  * FP8_*  the same codes in blocks of other sizes: of 64x64 and 32x32, and of a part of a row (compressed-tensors,
  *        float-quantized by group; MXFP8 has 32 elements and 2^(byte - 127)).
  * INT4   (compressed-tensors, pack-quantized; Kimi-K2-Thinking) two codes a byte, the first in the low half; a block is
- *        32 elements of a row, its scale a bf16. A code's value is code - 8.
+ *        32 elements of a row, its scale a bf16 or an f16. A code's value is code - 8; or code - zero, where each scale
+ *        has a zero point of 4 bits beside it (asymmetric; what GPTQ's and AWQ's files become).
+ * INT4_* the same codes in blocks of 64 and 128.
+ * INT4R  the same codes with a scale for each row.
  * NVFP4  (NVIDIA 2025) MXFP4's codes; a block is 16 elements of a row, its scale an E4M3 times one f32 for the matrix
  *        (ModelOpt's weight_scale_2), or divided by it (compressed-tensors' weight_global_scale).
  */
 enum mt_packed {
     MT_PACKED_NONE, MT_PACKED_NF4, MT_PACKED_MXFP4, MT_PACKED_FP8, MT_PACKED_INT4, MT_PACKED_NVFP4,
     MT_PACKED_FP8T, MT_PACKED_FP8R, MT_PACKED_FP8_64, MT_PACKED_FP8_32, MT_PACKED_FP8_1X128, MT_PACKED_FP8_1X64,
-    MT_PACKED_FP8_1X32, MT_N_PACKED,
+    MT_PACKED_FP8_1X32, MT_PACKED_INT4_64, MT_PACKED_INT4_128, MT_PACKED_INT4R, MT_N_PACKED,
     MT_N_PACKABLE = MT_PACKED_FP8T /* those before it can be made from wider weights; the others are only read */
 };
 #define MT_PACKED_NAMES "auto|nf4|mxfp4|fp8|int4|nvfp4" /* values of a setting; auto is MT_PACKED_NONE */
 
 /** The type of scales: of E8M0, a byte is the value 2^(byte - 127); nested ones are NF4's bytes; E4M3 ones are
- * multiplied with the matrix's factor, or divided by it. */
-enum mt_scale { MT_SCALE_F32, MT_SCALE_BF16, MT_SCALE_E8M0, MT_SCALE_NESTED, MT_SCALE_E4M3, MT_SCALE_E4M3_OVER };
+ * multiplied with the matrix's factor, or divided by it; *_ZEROS have zero points beside them. */
+enum mt_scale {
+    MT_SCALE_F32, MT_SCALE_BF16, MT_SCALE_E8M0, MT_SCALE_NESTED, MT_SCALE_E4M3, MT_SCALE_E4M3_OVER, MT_SCALE_F16,
+    MT_SCALE_BF16_ZEROS, MT_SCALE_F16_ZEROS, MT_N_SCALES,
+};
 size_t mt_scale_size(enum mt_scale s);
+bool mt_scale_has_zeros(enum mt_scale s);
 /** Has the matrix a factor? What files append to the tensor's name for it; NULL: it has none. */
 const char *mt_packed_factor_name(enum mt_scale s);
 
@@ -67,7 +74,9 @@ extern const struct mt_packed_format mt_packed_formats[MT_N_PACKED];
 
 /** "nf4", as in the configuration. */
 extern const char *const mt_packed_names[MT_N_PACKED];
-extern const float mt_nf4_values[16], mt_fp4_values[16], mt_int4_values[16];
+extern const float mt_nf4_values[16], mt_fp4_values[16];
+/** Whole numbers from -15 on: those of a zero point's codes begin at [15 - zero], those of the zero point 8 at [7]. */
+extern const float mt_int4_values[31];
 
 /** For a [rows, cols] matrix: bytes of its codes, and number of its scales (nested scales not counted). */
 size_t mt_packed_code_bytes(enum mt_packed f, size_t rows, size_t cols);
@@ -79,12 +88,35 @@ enum mt_packed mt_packed_fp8_of(double rows, double cols);
 /** The kind of FP8 of which a [rows, cols] matrix has [down, across] scales: `first` if it does; MT_PACKED_NONE:
  * none. */
 enum mt_packed mt_packed_fp8_with(enum mt_packed first, size_t rows, size_t cols, size_t down, size_t across);
+/** The kind of INT4 in groups of so many elements; 0: a whole row; MT_PACKED_NONE: there is none. */
+enum mt_packed mt_packed_int4_of(double elems);
+/** The format whose codes and code it has: FP8 in any blocks is MT_PACKED_FP8, int4 in any groups MT_PACKED_INT4. */
+enum mt_packed mt_packed_kind(enum mt_packed f);
+/** Blocks beside each other. */
+size_t mt_packed_across(enum mt_packed f, size_t cols);
 /** Bytes of the codes of the first n elements, which are whole bytes. */
 size_t mt_packed_codes_before(enum mt_packed f, size_t n);
 
-/** Decodes elements [first, first + n) of a matrix on the host. Scales are f32 here, whatever their type in files. */
-void mt_packed_values(enum mt_packed f, size_t cols, const uint8_t *codes, const float *scales, size_t first, size_t n,
-                      float *out);
+/** Zero points: words of those of 8 rows, the first in the lowest bits, for each block beside another. */
+static inline size_t mt_packed_n_zeros(enum mt_packed f, size_t rows, size_t cols)
+{
+    return (rows + 7) / 8 * mt_packed_across(f, cols);
+}
+static inline unsigned mt_packed_zero(const uint32_t *zeros, size_t across, size_t row, size_t block)
+{
+    return zeros[row / 8 * across + block] >> row % 8 * 4 & 15;
+}
+
+/** A matrix on the host. Scales are f32 here, whatever their type in files. */
+struct mt_packed_view {
+    enum mt_packed format;
+    size_t cols;
+    const uint8_t *codes;
+    const float *scales;
+    const uint32_t *zeros; /* NULL: it has no zero points */
+};
+/** Decodes elements [first, first + n). */
+void mt_packed_values(const struct mt_packed_view *p, size_t first, size_t n, float *out);
 
 /** 2^(byte - 127); infinity for 255. */
 static inline float mt_e8m0_to_f32(uint8_t e)
@@ -112,7 +144,11 @@ static inline float mt_scale_to_f32(enum mt_scale type, const void *scales, cons
 {
     switch (type) {
     case MT_SCALE_BF16:
+    case MT_SCALE_BF16_ZEROS:
         return mt_bf16_to_f32(((const uint16_t *)scales)[i]);
+    case MT_SCALE_F16:
+    case MT_SCALE_F16_ZEROS:
+        return mt_f16_to_f32(((const uint16_t *)scales)[i]);
     case MT_SCALE_E8M0:
         return mt_e8m0_to_f32(((const uint8_t *)scales)[i]);
     case MT_SCALE_E4M3:

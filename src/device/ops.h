@@ -360,19 +360,21 @@ struct mt_cast {
  * Decodes a packed matrix (base/packed.h): code times scale in f32, rounded once to `dtype`. NF4 and MXFP4 are read as
  * one row: only rows * cols counts, for MXFP4 a multiple of its block. With nested NF4, scales are bytes, and the scale
  * of block b is nested_map[scales[b]] * nested_scales[b / 256] + *nested_offset: a product and a sum, each rounded to
- * f32. To decode a part of a matrix, pass pointers to its beginning, which must be a multiple of 128 rows for FP8, of
- * its block for MXFP4, NVFP4 and INT4, and of 16384 elements for NF4.
+ * f32. To decode a part of a matrix, pass pointers to its beginning, which must be a multiple of 128 rows for FP8,
+ * INT4R and zero points, of its block for MXFP4, NVFP4 and other INT4, and of 16384 elements for NF4. Columns of INT4R
+ * and of matrices with zero points are whole blocks, and multiples of 32.
  */
 struct mt_decode {
     size_t rows, cols;
     enum mt_dtype dtype; /* of out */
     enum mt_packed format;
-    enum mt_scale scale; /* NF4: f32 or nested; MXFP4: E8M0; FP8 of all kinds: f32, bf16 or E8M0; INT4: bf16; NVFP4:
-                            E4M3, of either kind */
+    enum mt_scale scale; /* NF4: f32 or nested; MXFP4: E8M0; FP8 of all kinds: f32, bf16 or E8M0; INT4 of all kinds:
+                            bf16 or f16, with zero points or not; NVFP4: E4M3, of either kind */
     const uint8_t *codes;
     const void *scales; /* of that type; this and what follows only element-aligned */
     const float *nested_scales, *nested_map, *nested_offset; /* the map has 256 values; all or none of the three */
     const float *factor; /* E4M3 scales: one number for the matrix */
+    const uint32_t *zeros; /* scales with zero points: mt_packed_n_zeros() words; NULL: it has none */
     void *out; /* [rows, cols] */
 };
 

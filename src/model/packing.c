@@ -23,6 +23,11 @@ static size_t cols_of(const struct mt_tensor *t)
     return (size_t)t->shape[1];
 }
 
+static bool is_int4(const struct mt_tensor *t)
+{
+    return mt_packed_kind(t->packed) == MT_PACKED_INT4;
+}
+
 static size_t take(size_t *at, size_t bytes)
 {
     size_t first = *at;
@@ -46,7 +51,9 @@ static struct places places_of(const struct mt_tensor *t)
         p.at[MT_PIECE_FACTOR] = take(&at, sizeof(float));
     if (t->packed == MT_PACKED_NF4)
         p.at[MT_PIECE_VALUES] = take(&at, 16 * sizeof(float));
-    if (t->packed == MT_PACKED_NF4 || t->packed == MT_PACKED_INT4)
+    if (mt_scale_has_zeros(t->scale))
+        p.at[MT_PIECE_ZEROS] = take(&at, mt_packed_n_zeros(t->packed, rows_of(t), cols_of(t)) * sizeof(uint32_t));
+    if (t->packed == MT_PACKED_NF4 || is_int4(t))
         p.at[MT_PIECE_NOTE] = take(&at, t->note_bytes);
     p.end = at;
     return p;
@@ -87,7 +94,7 @@ static struct mt_packed_piece make_piece(const struct mt_tensor *t, enum mt_piec
 
 static struct mt_packed_piece codes_of(const struct mt_tensor *t, const struct mt_packed_format *f)
 {
-    bool words = t->packed == MT_PACKED_INT4, one_row = t->packed == MT_PACKED_NF4;
+    bool words = is_int4(t), one_row = t->packed == MT_PACKED_NF4;
     size_t bytes = mt_packed_code_bytes(t->packed, rows_of(t), cols_of(t)), row = bytes / rows_of(t);
     const char *suffix = t->scale == MT_SCALE_E4M3 ? "" : f->codes_name;
     return make_piece(t, MT_PIECE_CODES, suffix, f->bytes ? MT_ST_F8_E4M3 : words ? MT_ST_I32 : MT_ST_U8, 2,
@@ -98,9 +105,11 @@ static struct mt_packed_piece scales_of(const struct mt_tensor *t, const struct 
 {
     static const enum mt_st_dtype of[] = {[MT_SCALE_F32] = MT_ST_F32, [MT_SCALE_BF16] = MT_ST_BF16,
                                           [MT_SCALE_E8M0] = MT_ST_F8_E8M0, [MT_SCALE_NESTED] = MT_ST_U8,
-                                          [MT_SCALE_E4M3] = MT_ST_F8_E4M3, [MT_SCALE_E4M3_OVER] = MT_ST_F8_E4M3};
+                                          [MT_SCALE_E4M3] = MT_ST_F8_E4M3, [MT_SCALE_E4M3_OVER] = MT_ST_F8_E4M3,
+                                          [MT_SCALE_F16] = MT_ST_F16, [MT_SCALE_F16_ZEROS] = MT_ST_F16,
+                                          [MT_SCALE_BF16_ZEROS] = MT_ST_BF16};
     size_t n = mt_packed_n_scales(t->packed, rows_of(t), cols_of(t));
-    size_t across = f->block ? mt_div_up(cols_of(t), f->block) : 1;
+    size_t across = mt_packed_across(t->packed, cols_of(t));
     bool mx = t->packed == MT_PACKED_FP8_1X32 && t->scale == MT_SCALE_E8M0;
     int n_dims = t->packed == MT_PACKED_NF4 ? 1 : t->packed == MT_PACKED_FP8T ? 0 : 2;
     enum mt_st_dtype dtype = t->packed == MT_PACKED_MXFP4 || mx ? MT_ST_U8 : of[t->scale];
@@ -127,7 +136,12 @@ int mt_packed_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct m
         piece[n++] = make_piece(t, MT_PIECE_NOTE, ".quant_state.bitsandbytes__nf4", MT_ST_U8, 1,
                                 (size_t[]){t->note_bytes});
     }
-    if (t->packed == MT_PACKED_INT4)
+    if (mt_scale_has_zeros(t->scale)) {
+        size_t across = mt_packed_across(t->packed, cols_of(t));
+        piece[n++] = make_piece(t, MT_PIECE_ZEROS, "_zero_point", MT_ST_I32, 2,
+                                (size_t[]){mt_div_up(rows_of(t), 8), across});
+    }
+    if (is_int4(t))
         piece[n++] = make_piece(t, MT_PIECE_NOTE, "_shape", t->note_bytes == 2 * sizeof(int32_t) ? MT_ST_I32 : MT_ST_I64,
                                 1, (size_t[]){2});
     return n;
@@ -238,10 +252,16 @@ bool mt_packing_keeps(const struct mt_layout *l, const struct mt_tensor *t)
 
 /* --- on the device --------------------------------------------------------------------------------- */
 
+/* Is a part of it whole rows, of which eight have their zero points in a word? */
+static bool is_by_rows(const struct mt_tensor *t)
+{
+    return mt_packed_formats[t->packed].by_rows || mt_scale_has_zeros(t->scale);
+}
+
 /* A packed tensor is decoded in multiples of so many elements. */
 static size_t granule(const struct mt_tensor *t)
 {
-    return mt_packed_formats[t->packed].by_rows ? MT_FP8_BLOCK * cols_of(t) : (size_t)MT_NF4_BLOCK * MT_NF4_NESTED;
+    return is_by_rows(t) ? MT_FP8_BLOCK * cols_of(t) : (size_t)MT_NF4_BLOCK * MT_NF4_NESTED;
 }
 
 size_t mt_unit_plain_end(const struct mt_layout *l, size_t unit)
@@ -383,11 +403,11 @@ static struct mt_decode decode_of(const struct mt_tensor *t, enum mt_dtype dtype
                                   size_t first, size_t n)
 {
     struct places p = places_of(t);
-    const struct mt_packed_format *f = &mt_packed_formats[t->packed];
+    bool by_rows = is_by_rows(t);
     size_t cols = cols_of(t), block = mt_packed_scale_at(t->packed, cols, first); /* whose scale is the first */
     struct mt_decode a = {
-        .rows = f->by_rows ? n / cols : 1,
-        .cols = f->by_rows ? cols : n,
+        .rows = by_rows ? n / cols : 1,
+        .cols = by_rows ? cols : n,
         .dtype = dtype,
         .format = t->packed,
         .scale = t->scale,
@@ -395,6 +415,9 @@ static struct mt_decode decode_of(const struct mt_tensor *t, enum mt_dtype dtype
         .scales = plane + p.at[MT_PIECE_SCALES] + block * mt_scale_size(t->scale),
         .out = out + first * mt_dtype_size(dtype),
     };
+    if (mt_scale_has_zeros(t->scale))
+        a.zeros = (const uint32_t *)(plane + p.at[MT_PIECE_ZEROS]) +
+                  mt_packed_n_zeros(t->packed, first / cols, cols);
     if (mt_packed_factor_name(t->scale))
         a.factor = (const float *)(plane + p.at[MT_PIECE_FACTOR]);
     if (t->scale == MT_SCALE_NESTED) {

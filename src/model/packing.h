@@ -89,7 +89,7 @@ size_t mt_packing_lay_out(struct mt_layout *l, struct mt_unit *u);
  * offset of nested scales, which is in the note (NF4's quant_state). INT4's note is its shape. */
 enum mt_piece {
     MT_PIECE_CODES, MT_PIECE_SCALES, MT_PIECE_NESTED, MT_PIECE_MAP, MT_PIECE_OFFSET, MT_PIECE_FACTOR, MT_PIECE_VALUES,
-    MT_PIECE_NOTE, MT_N_PIECES,
+    MT_PIECE_ZEROS, MT_PIECE_NOTE, MT_N_PIECES,
 };
 /** A piece as a tensor of a file, and its place in the unit's packed plane. */
 struct mt_packed_piece {

@@ -18,7 +18,8 @@ struct mt_packed_source {
     union { /* NULL: the files have none */
         const struct mt_st_tensor *piece[MT_N_PIECES];
         struct {
-            const struct mt_st_tensor *codes, *scales, *nested_scales, *nested_map, *in_note, *factor, *values, *note;
+            const struct mt_st_tensor *codes, *scales, *nested_scales, *nested_map, *in_note, *factor, *values;
+            const struct mt_st_tensor *zeros, *note;
         };
     };
 };

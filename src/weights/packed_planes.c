@@ -39,7 +39,9 @@ int mt_packed_matrix_read(struct mt_packed_matrix *out, const struct mt_tensor *
         rc = to ? read(ctx, t, &p[i], to, err) : mt_fail_nomem(err, t->name, p[i].bytes);
     }
     *out = (struct mt_packed_matrix){.format = t->packed, .cols = (size_t)t->shape[1], .codes = piece[MT_PIECE_CODES],
-                                     .scales = mt_calloc(n_scales, sizeof(float)), .factor = 1};
+                                     .scales = mt_calloc(n_scales, sizeof(float)), .factor = 1,
+                                     .zeros = piece[MT_PIECE_ZEROS]};
+    piece[MT_PIECE_ZEROS] = NULL;
     if (!rc && !out->scales)
         rc = mt_fail_nomem(err, t->name, n_scales * sizeof(float));
     if (!rc && piece[MT_PIECE_FACTOR])
@@ -76,12 +78,13 @@ int mt_packed_plane_values(struct mt_packed_matrix *m, mt_plane_set *planes, con
 
 void mt_packed_matrix_values(const struct mt_packed_matrix *p, size_t first, size_t n, float *dst)
 {
-    mt_packed_values(p->format, p->cols, p->codes, p->scales, first, n, dst);
+    mt_packed_values(&(struct mt_packed_view){p->format, p->cols, p->codes, p->scales, p->zeros}, first, n, dst);
 }
 
 void mt_packed_matrix_finish(struct mt_packed_matrix *p)
 {
     free(p->codes);
     free(p->scales);
+    free(p->zeros);
     *p = (struct mt_packed_matrix){.codes = NULL};
 }

@@ -12,6 +12,7 @@ struct mt_packed_matrix {
     uint8_t *codes; /* owned */
     float *scales;  /* owned; all of them, as f32 */
     float factor;   /* that is part of E4M3 ones */
+    uint32_t *zeros; /* owned; NULL: it has no zero points */
 };
 /** Reads a piece whole, also the offset of nested scales. */
 typedef int (*mt_packed_read)(void *ctx, const struct mt_tensor *t, const struct mt_packed_piece *p, void *dst,

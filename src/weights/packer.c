@@ -131,7 +131,7 @@ int mt_packer_write(struct mt_packer *p, const float *w, size_t n, struct mt_err
     struct job j = {p, w, n / p->cols, mt_packed_n_scales(f, at / p->cols, p->cols)};
     size_t bytes = mt_packed_code_bytes(f, j.rows, p->cols);
     mt_pool_run(p->pool, job_main, &j, mt_pack_n_jobs(f, j.rows, p->cols));
-    mt_packed_values(f, p->cols, p->codes, p->scales + j.scale_at, 0, n, p->back);
+    mt_packed_values(&(struct mt_packed_view){f, p->cols, p->codes, p->scales + j.scale_at, NULL}, 0, n, p->back);
     if (p->cost)
         add_cost(p, w, n);
     return write_piece(p, MT_PIECE_CODES, mt_packed_codes_before(f, at), bytes, p->codes, err);
@@ -227,5 +227,5 @@ void mt_packing_make(struct mt_tensor *t, enum mt_packed f)
 {
     t->packed = f;
     t->scale = f == MT_PACKED_NF4 ? MT_SCALE_NESTED : mt_packed_formats[f].scale;
-    t->note_bytes = f == MT_PACKED_NF4 ? NOTE_MADE : f == MT_PACKED_INT4 ? 2 * sizeof(int64_t) : 0;
+    t->note_bytes = f == MT_PACKED_NF4 ? NOTE_MADE : mt_packed_kind(f) == MT_PACKED_INT4 ? 2 * sizeof(int64_t) : 0;
 }

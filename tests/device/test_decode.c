@@ -11,8 +11,12 @@
 
 static bool is_fp8(enum mt_packed f)
 {
-    return f == MT_PACKED_FP8 || f >= MT_PACKED_FP8T;
+    return mt_packed_formats[f].bytes;
 }
+
+/* Elements of a row in a block of each kind of int4. */
+static const size_t int4_group[MT_N_PACKED] = {
+    [MT_PACKED_INT4] = 32, [MT_PACKED_INT4_64] = 64, [MT_PACKED_INT4_128] = 128, [MT_PACKED_INT4R] = SIZE_MAX};
 
 /* Rows and columns of a block of each kind of FP8. */
 static const size_t fp8_block[MT_N_PACKED][2] = {
@@ -37,8 +41,10 @@ static float scale_of(const struct mt_decode *a, size_t row, size_t col)
     const uint16_t *h = a->scales;
     if (a->format == MT_PACKED_MXFP4)
         return ldexpf(1, b[i / 32] - 127);
-    if (a->format == MT_PACKED_INT4)
-        return mt_bf16_to_f32(h[i / 32]);
+    if (int4_group[a->format]) {
+        size_t k = row * ((a->cols - 1) / int4_group[a->format] + 1) + col / int4_group[a->format];
+        return a->scale == MT_SCALE_F16 || a->scale == MT_SCALE_F16_ZEROS ? mt_f16_to_f32(h[k]) : mt_bf16_to_f32(h[k]);
+    }
     if (a->format == MT_PACKED_NVFP4) {
         float x = e4m3_of(b[i / 16]);
         return a->scale == MT_SCALE_E4M3 ? x * *a->factor : x / *a->factor;
@@ -61,8 +67,11 @@ static float code_of(const struct mt_decode *a, size_t i)
         return mt_nf4_values[i % 2 ? c & 15 : c >> 4];
     if (a->format == MT_PACKED_MXFP4 || a->format == MT_PACKED_NVFP4)
         return mt_fp4_values[i % 2 ? c >> 4 : c & 15];
-    if (a->format == MT_PACKED_INT4)
-        return (float)((i % 2 ? c >> 4 : c & 15) - 8);
+    if (int4_group[a->format]) {
+        size_t row = i / a->cols, col = i % a->cols, across = (a->cols - 1) / int4_group[a->format] + 1;
+        uint32_t word = a->zeros ? a->zeros[row / 8 * across + col / int4_group[a->format]] : 0x88888888u;
+        return (float)((i % 2 ? c >> 4 : c & 15) - (int)(word >> row % 8 * 4 & 15));
+    }
     return e4m3_of(c);
 }
 
@@ -104,6 +113,8 @@ static struct mt_decode upload_codes(struct harness *h, const struct mt_decode *
     d.codes = upload(h, a->codes, mt_packed_code_bytes(a->format, a->rows, a->cols));
     d.scales = upload(h, a->scales, scales * mt_scale_size(a->scale));
     d.factor = a->factor ? upload(h, a->factor, sizeof(*a->factor)) : NULL;
+    if (a->zeros)
+        d.zeros = upload(h, a->zeros, mt_packed_n_zeros(a->format, a->rows, a->cols) * sizeof(*a->zeros));
     if (a->nested_scales) {
         d.nested_scales = upload(h, a->nested_scales, mt_div_up(scales, 256) * 4);
         d.nested_map = upload(h, a->nested_map, 256 * 4);
@@ -198,27 +209,36 @@ DEVICE_TEST(decode_mxfp4)
     mxfp4_case(h, 33, 2880);
 }
 
-static void int4_case(struct harness *h, size_t rows, size_t cols)
+static void int4_case(struct harness *h, enum mt_packed format, enum mt_scale type, size_t rows, size_t cols)
 {
-    size_t blocks = rows * cols / 32;
+    size_t blocks = mt_packed_n_scales(format, rows, cols);
+    bool f16 = type == MT_SCALE_F16 || type == MT_SCALE_F16_ZEROS;
+    MT_FREED uint8_t *zeros = some_bytes(mt_packed_n_zeros(format, rows, cols) * 4);
     uint8_t *codes = some_bytes(rows * cols / 2);
     float *wide = some_scales(blocks, 0.01f);
     MT_FREED uint16_t *scales = mt_calloc(blocks + 2, sizeof(*scales));
     for (size_t i = 0; i < blocks; i++) /* some far away, some of them below the normal numbers */
-        scales[i] = mt_f32_to_bf16(i % 7 == 3 ? wide[i] * 1e-37f : i % 7 == 5 ? wide[i] * 1e38f : wide[i]);
-    struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_INT4,
-                          .scale = MT_SCALE_BF16, .codes = codes, .scales = scales};
-    check(h, "int4", &a);
+        scales[i] = f16 ? (uint16_t)(i * 1021 % 0x7c00 | i % 2 << 15)
+                        : mt_f32_to_bf16(i % 7 == 3 ? wide[i] * 1e-37f : i % 7 == 5 ? wide[i] * 1e37f : wide[i]);
+    struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = format, .scale = type, .codes = codes,
+                          .scales = scales, .zeros = mt_scale_has_zeros(type) ? (void *)zeros : NULL};
+    check(h, mt_packed_names[format], &a);
     free(codes);
     free(wide);
 }
 
 DEVICE_TEST(decode_int4)
 {
-    int4_case(h, 1, 32);
-    int4_case(h, 7, 96);
-    int4_case(h, 256, 64);
-    int4_case(h, 33, 7168);
+    static const enum mt_scale scales[] = {MT_SCALE_BF16, MT_SCALE_F16, MT_SCALE_BF16_ZEROS, MT_SCALE_F16_ZEROS};
+    int4_case(h, MT_PACKED_INT4, MT_SCALE_BF16, 1, 32);
+    int4_case(h, MT_PACKED_INT4, MT_SCALE_BF16, 7, 96);
+    for (size_t i = 0; i < MT_ARRAY_LEN(scales); i++)
+        for (int f = MT_PACKED_NONE; f < MT_N_PACKED; f++)
+            if (int4_group[f]) {
+                int4_case(h, (enum mt_packed)f, scales[i], 17, f == MT_PACKED_INT4R ? 96 : 384);
+                int4_case(h, (enum mt_packed)f, scales[i], 33, 7168);
+                int4_case(h, (enum mt_packed)f, scales[i], 260, 128);
+            }
 }
 
 static void nvfp4_case(struct harness *h, enum mt_scale type, size_t rows, size_t cols)
@@ -344,11 +364,15 @@ static struct mt_decode ordinary(const struct product *p)
         codes[i] &= 0xb7; /* none above 2 */
     for (size_t i = 0; i < blocks; i++) {
         uint16_t half = mt_f32_to_bf16(scales[i]);
-        if (p->scale == MT_SCALE_BF16)
+        if (p->scale == MT_SCALE_F16_ZEROS)
+            half = (uint16_t)(0x2000 + i * 37 % 0x1000); /* from 2^-7 to 2^-3 */
+        if (mt_scale_size(p->scale) == sizeof(half))
             memcpy(small + 2 * i, &half, sizeof(half));
         else
             small[i] = (uint8_t)(p->scale == MT_SCALE_E8M0 ? 120 + i % 5 : p->scale == MT_SCALE_NESTED ? i * 7 : 32 + i % 16);
     }
+    if (mt_scale_has_zeros(p->scale))
+        a.zeros = (void *)some_bytes(mt_packed_n_zeros(p->format, p->n, p->k) * 4);
     bool f32 = p->scale == MT_SCALE_F32;
     a.codes = codes;
     a.scales = f32 ? (void *)scales : (void *)small;
@@ -368,6 +392,7 @@ static void free_codes(const struct mt_decode *a)
 {
     free((void *)(uintptr_t)a->codes);
     free((void *)(uintptr_t)a->scales);
+    free((void *)(uintptr_t)a->zeros);
     free((void *)(uintptr_t)a->nested_scales);
     free((void *)(uintptr_t)a->nested_map);
 }
@@ -418,6 +443,9 @@ DEVICE_TEST(products_by_codes)
         {.format = MT_PACKED_NF4, .scale = MT_SCALE_NESTED, .n = 40, .k = 640},
         {.format = MT_PACKED_MXFP4, .scale = MT_SCALE_E8M0, .n = 5, .k = 576},
         {.format = MT_PACKED_INT4, .scale = MT_SCALE_BF16, .n = 35, .k = 576},
+        {.format = MT_PACKED_INT4_64, .scale = MT_SCALE_F16_ZEROS, .n = 35, .k = 576},
+        {.format = MT_PACKED_INT4_128, .scale = MT_SCALE_BF16_ZEROS, .n = 40, .k = 640},
+        {.format = MT_PACKED_INT4R, .scale = MT_SCALE_F16, .n = 20, .k = 128},
         {.format = MT_PACKED_NVFP4, .scale = MT_SCALE_E4M3, .n = 40, .k = 576},
         {.format = MT_PACKED_NVFP4, .scale = MT_SCALE_E4M3_OVER, .n = 20, .k = 128},
         {.format = MT_PACKED_FP8, .scale = MT_SCALE_BF16, .n = 132, .k = 192},
@@ -460,6 +488,13 @@ DEVICE_TEST(decode_refuses_what_it_cannot)
     expect_rejected(h, "a nested scale without a map", mt_op_decode(h->dev, &bad, NULL));
     bad.nested_map = b->p;
     expect_rejected(h, "nested mxfp4", mt_op_decode(h->dev, &bad, NULL));
+    bad = ok;
+    bad.format = MT_PACKED_INT4;
+    bad.scale = MT_SCALE_F16_ZEROS;
+    expect_rejected(h, "zero points that are not there", mt_op_decode(h->dev, &bad, NULL));
+    bad.zeros = b->p;
+    bad.format = MT_PACKED_INT4_64;
+    expect_rejected(h, "a row that is half a group", mt_op_decode(h->dev, &bad, NULL));
     bad = ok;
     bad.codes++;
     expect_rejected(h, "codes out of line", mt_op_decode(h->dev, &bad, NULL));

@@ -159,7 +159,7 @@ static void scaled_case(struct harness *h, enum mt_packed f, enum mt_scale scale
     struct dbuf out = {.p = c.dev.of.out, .n = c.n, .dtype = h->dtype};
     got = buf_get(h, &out);
     if (f)
-        mt_packed_values(f, cols, codes, scales, 0, c.n, values); /* the codes are those weights */
+        mt_packed_values(&(struct mt_packed_view){f, cols, codes, scales, NULL}, 0, c.n, values); /* the codes are those weights */
     for (size_t i = 0; i < c.n; i++) {
         double x = sum_at(&c, i) * factor(&c, i / cols);
         float v = f ? values[i] : mt_bf16_to_f32(mt_f32_to_bf16((float)x));
@@ -196,8 +196,8 @@ DEVICE_TEST(merge_adapter)
 {
     static const enum mt_scale fp8_scales[] = {MT_SCALE_F32, MT_SCALE_BF16, MT_SCALE_E8M0};
     static const size_t shape[][2] = {{8, 64}, {1, 32}, {7, 96}, {130, 160}, {260, 320}};
-    for (int f = MT_PACKED_NONE; f < MT_N_PACKED; f++)
-        for (size_t i = 0; i < MT_ARRAY_LEN(shape); i++) {
+    for (int f = MT_PACKED_NONE; f < MT_N_PACKED; f++) /* int4 only in its usual groups */
+        for (size_t i = 0; i < MT_ARRAY_LEN(shape) && (f == MT_PACKED_INT4 || mt_packed_kind(f) != MT_PACKED_INT4); i++) {
             merge_case(h, (enum mt_packed)f, shape[i][0], shape[i][1], false, i == 2);
             if (f && f < MT_N_PACKABLE)
                 merge_case(h, (enum mt_packed)f, shape[i][0], shape[i][1], true, i == 3);
@@ -218,4 +218,16 @@ DEVICE_TEST(merge_adapter)
         scaled_case(h, MT_PACKED_NVFP4, MT_SCALE_E4M3_OVER, 300, 64, rescale, true);
     }
     scaled_case(h, MT_PACKED_FP8R, MT_SCALE_BF16, 130, 40, false, true);
+}
+
+DEVICE_TEST(merge_adapter_refuses_what_it_cannot)
+{
+    struct dbuf *b = buf_nan(h, MT_F32, 64);
+    struct mt_merge_adapter bad = {.of = {.rows = 1, .cols = 32, .dtype = h->dtype, .format = MT_PACKED_INT4R,
+                                          .scale = MT_SCALE_BF16, .scales = b->p, .out = b->p},
+                                   .r = 1, .s = 1, .a = b->p, .b = b->p};
+    expect_rejected(h, "int4 in other groups", mt_op_merge_adapter(h->dev, &bad, NULL));
+    bad.of.format = MT_PACKED_INT4;
+    bad.of.scale = MT_SCALE_F16_ZEROS;
+    expect_rejected(h, "zero points", mt_op_merge_adapter(h->dev, &bad, NULL));
 }

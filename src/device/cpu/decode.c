@@ -192,13 +192,24 @@ MT_HOT_PART void decode_mxfp4(const struct mt_decode *a, size_t first, size_t en
     }
 }
 
+/* The values of a block's codes before the scale: code - zero. */
+MT_HOT_PART const float *int4_values(const struct mt_decode *a, size_t i, size_t block)
+{
+    if (!a->zeros)
+        return mt_int4_values + 7;
+    size_t across = mt_packed_across(a->format, a->cols), row = i / a->cols;
+    return mt_int4_values + 15 - mt_packed_zero(a->zeros, across, row, block - row * across);
+}
+
 MT_HOT_PART void decode_int4(const struct mt_decode *a, size_t first, size_t end, bool bf16)
 {
     const size_t size = bf16 ? 2 : 4;
     struct values v;
-    for (size_t i = first; i < end; i += MT_INT4_BLOCK) {
-        make_values(&v, mt_int4_values, mt_scale_to_f32(MT_SCALE_BF16, a->scales, NULL, i / MT_INT4_BLOCK), bf16);
-        look_up_32((uint8_t *)a->out + i * size, &v, a->codes + i / 2, false, bf16);
+    const size_t block = mt_packed_formats[a->format].block ?: a->cols;
+    for (size_t i = first; i < end; i += block) {
+        make_values(&v, int4_values(a, i, i / block), mt_scale_to_f32(a->scale, a->scales, NULL, i / block), bf16);
+        for (size_t k = i; k < i + block; k += 32)
+            look_up_32((uint8_t *)a->out + k * size, &v, a->codes + k / 2, false, bf16);
     }
 }
 
@@ -361,10 +372,11 @@ void mt_cpu_run_decode(struct mt_cpu_device *d, const struct mt_decode *a)
         [MT_PACKED_INT4] = {int4_f32, int4_bf16},
         [MT_PACKED_NVFP4] = {nvfp4_f32, nvfp4_bf16},
     };
-    bool rows = mt_packed_formats[a->format].by_rows;
-    enum mt_packed f = mt_packed_formats[a->format].bytes ? MT_PACKED_FP8 : a->format;
+    enum mt_packed f = mt_packed_kind(a->format);
+    bool rows = f == MT_PACKED_FP8;
+    size_t whole = a->format == MT_PACKED_INT4R ? a->cols : 1;
     struct job j = {a, of[f][a->dtype == MT_BF16], rows ? a->rows : a->rows * a->cols,
-                    rows ? mt_align_up(mt_cpu_rows_per_chunk(a->cols), FP8_ROWS) : CHUNK};
+                    rows ? mt_align_up(mt_cpu_rows_per_chunk(a->cols), FP8_ROWS) : mt_div_up(CHUNK, whole) * whole};
     mt_pool_run(d->pool, chunk_main, &j, mt_div_up(j.n, j.per_chunk));
 }
 

@@ -2,6 +2,13 @@
 #include "base/mem.h"
 #include "device/ops/row.h"
 
+static const char *check_int4(const struct mt_decode *a, const struct mt_packed_format *f)
+{
+    MT_OP_NEED(mt_scale_size(a->scale) == sizeof(uint16_t) && mt_scale_has_zeros(a->scale) == !!a->zeros);
+    MT_OP_NEED((!a->zeros && f->block) || (a->cols % 32 == 0 && (!f->block || a->cols % f->block == 0)));
+    return NULL;
+}
+
 static const char *check_decode(const struct mt_decode *a)
 {
     MT_OP_NEED(a->format > MT_PACKED_NONE && a->format < MT_N_PACKED);
@@ -10,9 +17,12 @@ static const char *check_decode(const struct mt_decode *a)
     MT_OP_NEED(f->by_rows || f->may_end || a->rows * a->cols % f->block == 0);
     MT_OP_NEED(!a->nested_scales == !a->nested_map && !a->nested_scales == !a->nested_offset);
     MT_OP_NEED(!a->nested_scales == (a->scale != MT_SCALE_NESTED));
+    if (mt_packed_kind(a->format) == MT_PACKED_INT4)
+        return check_int4(a, f);
     bool e4m3 = a->scale == MT_SCALE_E4M3 || a->scale == MT_SCALE_E4M3_OVER;
     MT_OP_NEED(e4m3 == (a->format == MT_PACKED_NVFP4) && e4m3 == !!a->factor);
-    MT_OP_NEED(e4m3 || a->scale == f->scale || (a->scale == MT_SCALE_NESTED ? a->format == MT_PACKED_NF4 : f->by_rows));
+    bool any = f->bytes && (mt_scale_size(a->scale) != sizeof(uint16_t) || a->scale == MT_SCALE_BF16);
+    MT_OP_NEED(e4m3 || a->scale == f->scale || (a->scale == MT_SCALE_NESTED ? a->format == MT_PACKED_NF4 : any));
     return NULL;
 }
 
@@ -21,14 +31,19 @@ static size_t scale_bytes(const struct mt_decode *a)
     return mt_packed_n_scales(a->format, a->rows, a->cols) * mt_scale_size(a->scale);
 }
 
+static size_t zero_bytes(const struct mt_decode *a)
+{
+    return a->zeros ? mt_packed_n_zeros(a->format, a->rows, a->cols) * sizeof(*a->zeros) : 0;
+}
+
 static void cost_decode(const struct mt_decode *a, struct mt_metered *out)
 {
-    bool blocks = a->format > MT_PACKED_FP8R; /* which cost what those of 128x128 do */
-    out->variant = (unsigned)(blocks ? MT_PACKED_FP8 : a->format) - 1;
+    bool blocks = a->format > MT_PACKED_FP8R; /* which cost what those of the usual size do */
+    out->variant = (unsigned)(blocks ? mt_packed_kind(a->format) : a->format) - 1;
     out->flags = a->nested_scales ? MT_METER_NESTED : 0;
     mt_op_shape(out, a->dtype, MT_DIMS(a->rows, a->cols));
     out->bytes = mt_op_bytes(a->rows, a->cols, a->dtype) +
-                 (double)(mt_packed_code_bytes(a->format, a->rows, a->cols) + scale_bytes(a));
+                 (double)(mt_packed_code_bytes(a->format, a->rows, a->cols) + scale_bytes(a) + zero_bytes(a));
 }
 
 static void *words(mt_example *x, size_t bytes)

@@ -11,6 +11,8 @@ static const char *check_merge_adapter(const struct mt_merge_adapter *a)
     MT_OP_NEED(!d->format || f->by_rows || f->may_end || d->rows * d->cols % f->block == 0);
     MT_OP_NEED(!a->rescale || (d->format && d->format < MT_N_PACKABLE));
     MT_OP_NEED(d->format != MT_PACKED_NVFP4 || d->factor);
+    bool int4 = mt_packed_kind(d->format) == MT_PACKED_INT4;
+    MT_OP_NEED(!int4 || (d->format == MT_PACKED_INT4 && !mt_scale_has_zeros(d->scale)));
     MT_OP_NEED(!a->magnitude == !a->scale && !a->magnitude == !a->inverse);
     return NULL;
 }
