@@ -70,6 +70,10 @@ for name, which, pieces in (
         ("modelopt", 0, {"": ("U8", [16, 32], 512), "_scale": ("F8_E4M3", [16, 4], 64), "_scale_2": ("F32", [], 4)}),
         ("mxfp4", 0, {"_packed": ("U8", [16, 32], 512), "_scale": ("U8", [16, 2], 32)}),
         ("int4", 0, {"_packed": ("I32", [16, 8], 512), "_scale": ("BF16", [16, 2], 64), "_shape": ("I64", [2], 16)}),
+        ("zeros", 0, {"_packed": ("I32", [16, 8], 512), "_scale": ("F16", [16, 1], 32), "_zero_point": ("I32", [2, 1], 8),
+                      "_shape": ("I64", [2], 16)}),
+        ("gptq", 0, {"qweight": ("I32", [8, 16], 512), "scales": ("F16", [2, 16], 64), "qzeros": ("I32", [2, 2], 16)}),
+        ("awq", 0, {"qweight": ("I32", [64, 2], 512), "scales": ("F16", [1, 16], 32), "qzeros": ("I32", [1, 2], 8)}),
         ("rows", 1, {"": ("F8_E4M3", [130, 40], 5200), "_scale": ("BF16", [130, 1], 260)}),
         ("blocks", 1, {"": ("F8_E4M3", [130, 40], 5200), "_scale_inv": ("F32", [2, 1], 8)}),
         ("e8m0", 1, {"": ("F8_E4M3", [130, 40], 5200), "_scale": ("F8_E8M0", [2, 1], 2)}),
@@ -80,7 +84,7 @@ for name, which, pieces in (
         ("one", 2, {"": ("F8_E4M3", [3, 16], 48), "_scale": ("F16", [1], 2)}),
         ("nf4", 0, {"": ("U8", [512, 1], 512), ".absmax": ("F32", [16], 64), ".quant_map": ("F32", [16], 64),
                     ".quant_state.bitsandbytes__nf4": ("U8", [80], 80)})):
-    put("packed", name, bytes([which]) + packed({"w.weight" + k: v for k, v in pieces.items()}))
+    put("packed", name, bytes([which]) + packed({("w.weight" if k[:1] in "_." else "w.") + k: v for k, v in pieces.items()}))
 for i, case in enumerate(json.load(open(os.path.join(ROOT, "tests/unit/hf/rope.json")))["cases"]):
     put("hf_config", f"rope{i}", json.dumps(case["config"]))
 for path in glob.glob(os.path.join(ROOT, "configs/*.ini")):

@@ -83,7 +83,7 @@ static void list_tensors(struct mt_merge *m, const struct mt_stored *const *held
     for (size_t i = 0; i < base->n_tensors; i++) {
         const struct mt_st_tensor *t = &base->tensors[i];
         bool packed = held[i] && source_of(m, held[i])->format;
-        if (all && !packed && mt_packed_is_piece(t->name))
+        if (all && !packed && (mt_packed_is_piece(t->name) || (!held[i] && mt_packed_is_bias(base, t))))
             continue;
         struct merged x = {.t = t, .decoded = all && packed};
         if (x.decoded || (held[i] && is_adapted(m, held[i])))

@@ -33,7 +33,7 @@ static cJSON *plain_experts(cJSON *list, const struct mt_layout *l)
 /* Is it described as compressed-tensors does? */
 static bool is_compressed(const struct mt_layout *l, enum mt_packed f)
 {
-    return f == MT_PACKED_INT4 || f == MT_PACKED_NVFP4 || mt_packed_formats[f].rows == 1 ||
+    return mt_packed_kind(f) == MT_PACKED_INT4 || f == MT_PACKED_NVFP4 || mt_packed_formats[f].rows == 1 ||
            (f == MT_PACKED_MXFP4 && !l->cfg.family->fused);
 }
 
@@ -86,12 +86,12 @@ static void describe_compressed(cJSON *o, const struct mt_tensor *t)
         [MT_PACKED_NVFP4] = "nvfp4-pack-quantized"};
     size_t elems = mt_packed_formats[f].block;
     bool fp8 = mt_packed_formats[f].bytes, mx = t->scale == MT_SCALE_E8M0 && elems;
-    const char *form = formats[f] ?: mx ? "mxfp8-quantized" : "float-quantized";
+    const char *form = formats[mt_packed_kind(f)] ?: mx ? "mxfp8-quantized" : "float-quantized";
     cJSON *group = cJSON_AddObjectToObject(cJSON_AddObjectToObject(o, "config_groups"), "group_0");
     cJSON *w = cJSON_AddObjectToObject(group, "weights");
     mt_json_add(group, "targets", cJSON_CreateStringArray((const char *const[]){"Linear"}, 1));
     mt_json_put(w, "num_bits=%f, type=%s, symmetric=%d, strategy=%s", fp8 ? 8.0 : 4.0,
-                f == MT_PACKED_INT4 ? "int" : "float", true,
+                mt_packed_kind(f) == MT_PACKED_INT4 ? "int" : "float", !mt_scale_has_zeros(t->scale),
                 f == MT_PACKED_NVFP4 ? "tensor_group" : elems ? "group" : "channel");
     if (elems)
         cJSON_AddNumberToObject(w, "group_size", (double)elems);

@@ -72,6 +72,8 @@ struct mt_hf_config {
     char torch_dtype[16];                   /* as in the file, or "" */
     unsigned plain_parts;                   /* MT_PLAIN_*: what quantization_config excepts, if it says so by modules */
     enum mt_packed packed;                  /* quantization_config: how the layers' matrices are stored */
+    enum mt_scale packed_scale;             /* of int4: the type of its scales, where no file says it */
+    bool zeros_less_one;                    /* GPTQ's first format: files have zero points less 1 */
     bool described_anew;                    /* files of our own name their scales otherwise, or have fewer of them */
 };
 

@@ -19,10 +19,13 @@ enum {
     UNKNOWN_THREAD = 5 * MIB,
 };
 
-/* Memory to load a packed tensor: its codes and scales, or for a tensor stored wider the buffers that pack a piece. */
+/* Memory to load a packed tensor: its codes and scales, or for a tensor stored wider the buffers that pack a piece.
+ * Codes that may be put into another order are there twice. */
 static uint64_t packing_bytes(const struct mt_tensor *t)
 {
-    uint64_t read = mt_packed_code_bytes(t->packed, (size_t)t->shape[0], (size_t)t->shape[1]) + 5 * MIB;
+    uint64_t codes = mt_packed_code_bytes(t->packed, (size_t)t->shape[0], (size_t)t->shape[1]);
+    bool turned = mt_packed_kind(t->packed) == MT_PACKED_INT4 && !t->in_file;
+    uint64_t read = (turned ? 2 : 1) * codes + 5 * MIB;
     return MT_MAX(read, 9 * MT_MIN((uint64_t)t->n, (uint64_t)MIB)) + t->n / 16;
 }
 

@@ -595,7 +595,7 @@ static int check_request(const struct mt_plan_request *r, struct mt_err *err)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = files: %s",
                        n_frozen ? "no frozen tensor of the model's files can be read in place: none has 1 MiB or more (in "
                                   "bf16), and packed ones cannot unless they stay packed under adapters, as files have them "
-                                  "(FP8 with scales other than F16); set memory.base = auto"
+                                  "(FP8 with scales other than F16; not GPTQ or AWQ); set memory.base = auto"
                                 : "nothing is frozen (model.freeze), and trained weights cannot be read from the model's files");
     return check_chunks(r, err);
 }

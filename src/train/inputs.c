@@ -82,13 +82,15 @@ static int check_merge_aware(const struct mt_inputs *in, struct mt_err *err)
     for (size_t i = 0; mode > MT_MERGE_BF16 && i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         bool kept = t->packed >= MT_N_PACKABLE; /* a kind of FP8 whose scales are not made here */
-        enum mt_packed f = kept ? MT_PACKED_FP8 : t->packed;
+        enum mt_packed f = kept && mt_packed_formats[t->packed].bytes ? MT_PACKED_FP8 : t->packed;
         if (t->adapter || !t->param->adapter || !f)
             continue;
         any = true;
-        if (f != formats[mode])
-            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.merge_aware = %s: %s is %s: name that format, or bf16",
-                           mt_packed_names[formats[mode]], t->name, mt_packed_names[t->packed]);
+        bool zeros = mt_scale_has_zeros(t->scale), read_only = zeros || (kept && f == t->packed);
+        if (f != formats[mode] || zeros)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.merge_aware = %s: %s is %s%s: %s",
+                           mt_packed_names[formats[mode]], t->name, mt_packed_names[t->packed],
+                           zeros ? " with zero points" : "", read_only ? "set it to bf16" : "name that format, or bf16");
         if (recomputed && (kept || (t->scale != mt_packed_formats[f].scale && t->scale != MT_SCALE_E4M3)))
             return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.merge_scale = recomputed: %s is %s with scales that can only be "
                            "kept (nested, of other blocks than 128x128, or of another type): set it to frozen", t->name,

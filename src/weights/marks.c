@@ -32,15 +32,23 @@ static bool keeps_base(const struct mt_layout *l)
     return l->n_adapters || l->by_blocks;
 }
 
+/* What plain matrices are packed in: nothing where the model's others are of another kind of that format already. */
+static enum mt_packed for_plain(const struct mt_layout *l, enum mt_packed wanted)
+{
+    bool same = l->cfg.packed == wanted && !mt_scale_has_zeros(l->cfg.packed_scale);
+    return mt_packed_kind(l->cfg.packed) == wanted && !same ? MT_PACKED_NONE : wanted;
+}
+
 /* found: its source in the files; NULL: there are none. changed: its weights are not those of the files, and may need
  * all bits of f32. *split: set if it is not packed only because a tensor that is fused with it is trained. */
 static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_packed_source *found, enum mt_packed wanted,
                 bool changed, bool *split, struct mt_err *err)
 {
-    struct mt_packed_source src = {.format = found ? MT_PACKED_NONE : believed(l, t)};
+    struct mt_packed_source src = {.format = found ? MT_PACKED_NONE : believed(l, t), .scale = l->cfg.packed_scale};
     if (found)
         src = *found;
-    bool keeps = mt_packing_keeps(l, t), could = src.format || (wanted && mt_packing_takes(l, t, wanted));
+    enum mt_packed plain = for_plain(l, wanted);
+    bool keeps = mt_packing_keeps(l, t), could = src.format || (plain && mt_packing_takes(l, t, plain));
     bool said_bf16 = !strcmp(l->cfg.torch_dtype, "bfloat16") && !l->stored[t->place.stored].is_f32;
     bool plain_bf16 = found ? src.codes && src.codes->dtype == MT_ST_BF16 : said_bf16;
     t->is_bf16 = !changed && (src.format ? src.format == MT_PACKED_MXFP4 : plain_bf16);
@@ -48,20 +56,23 @@ static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_packed
     const char *stored = l->stored[t->place.stored].name;
     bool alone = !src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, stored));
     t->in_base = keeps_base(l) ? !t->trainable && !t->adapter && src.codes : same_bytes && alone;
-    t->in_file = could && keeps ? keeps_base(l) && src.format && !src.wider_scales
+    t->in_file = could && keeps ? keeps_base(l) && src.format && !src.wider_scales && !src.turned
                                 : !t->trainable && !src.format && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
                                       (same_bytes || (keeps_base(l) && is_convertible(l, t, src.codes, changed))) &&
                                       (!src.codes || src.codes->n_elems == l->stored[t->place.stored].n);
     t->file_elem = src.codes ? mt_st_dtype_size(src.codes->dtype) : !strcmp(l->cfg.torch_dtype, "float32") ? 4 : 2;
-    if (wanted && src.format && src.format != wanted)
+    if (wanted && src.format && mt_packed_kind(src.format) != wanted)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.base_dtype = %s, but tensor \"%s\" is %s in the model's files "
                        "already: remove the key", mt_packed_names[wanted], t->name, mt_packed_names[src.format]);
+    if (src.turned && l->by_blocks)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.blocks: tensor \"%s\" is packed as GPTQ or AWQ, which checkpoints by "
+                       "blocks cannot name: set train.blocks = off, or train the model in bf16", t->name);
     if (could && keeps)
-        mt_packing_make(t, src.format ? src.format : wanted);
-    if (t->packed && src.codes && src.format) {
+        mt_packing_make(t, src.format ? src.format : plain);
+    if (t->packed && src.format && (src.codes || mt_packed_kind(src.format) == MT_PACKED_INT4))
         t->scale = src.scale;
+    if (t->packed && src.format && src.codes && !src.turned)
         t->note_bytes = src.note ? (uint16_t)src.note->n_bytes : 0;
-    }
     *split |= could && !keeps && !t->trainable;
     return 0;
 }

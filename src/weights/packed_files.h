@@ -6,6 +6,7 @@
 #include "store/block_sum.h"
 #include "store/planes.h"
 #include "weights/packed_planes.h"
+#include "weights/turned.h"
 
 /* Packed tensors of files: finding, copying, reading as f32. */
 
@@ -14,6 +15,8 @@ struct mt_packed_source {
     enum mt_packed format; /* MT_PACKED_NONE: `codes` is the tensor in a plain dtype */
     enum mt_scale scale;   /* the type of scales in planes */
     bool wider_scales;     /* FP8: planes have F32 where the file has F16 */
+    enum mt_turned turned; /* int4: planes have all pieces in another order, so each is read whole */
+    uint32_t to_zeros;     /* and that is added to the words of its zero points */
     struct mt_packed_rows rows, scale_rows; /* of codes, and of scales */
     union { /* NULL: the files have none */
         const struct mt_st_tensor *piece[MT_N_PIECES];
@@ -36,6 +39,8 @@ int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_s
                           float *offset, struct mt_err *err);
 /** Is this the name of a piece of a packed tensor? */
 bool mt_packed_is_piece(const char *name);
+/** Is it a bias that GPTQ's files have beside codes, whether the layer has one or not? Zeros, where it has none. */
+bool mt_packed_is_bias(const struct mt_st_model *st, const struct mt_st_tensor *t);
 
 /**
  * Copies the source of a tensor that stays packed, of the same format, to its place in the planes.

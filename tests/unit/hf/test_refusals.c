@@ -82,9 +82,23 @@ TEST(what_is_not_built_is_refused_by_name)
     assert_int_equal(cfg.plain_parts, MT_PLAIN_ATTENTION);
     refuse(QUANT("modelopt", ", \"quant_algo\": \"W4A8_AWQ\""), "W4A8_AWQ");
     refuse(INT4("pack-quantized", "\"re:(\"", GROUPS), "re:(");
-    refuse(INT4("pack-quantized", "", "\"group_size\": 128, \"symmetric\": true"), "groups of 32");
-    refuse(INT4("pack-quantized", "", "\"group_size\": 32, \"symmetric\": false"), "groups of 32");
-    refuse(INT4("pack-quantized", "", "\"group_size\": 32, \"symmetric\": true, \"actorder\": \"static\""), "actorder");
+    take(INT4("pack-quantized", "", "\"group_size\": 128, \"symmetric\": true, \"actorder\": \"weight\""));
+    assert_true(cfg.packed == MT_PACKED_INT4_128 && cfg.packed_scale == MT_SCALE_BF16);
+    take(INT4("pack-quantized", "", "\"group_size\": 32, \"symmetric\": false"));
+    assert_true(cfg.packed == MT_PACKED_INT4 && cfg.packed_scale == MT_SCALE_BF16_ZEROS);
+    refuse(INT4("pack-quantized", "", "\"group_size\": 48, \"symmetric\": true"), "groups of other sizes");
+    refuse(INT4("pack-quantized", "", "\"group_size\": 32, \"symmetric\": true, \"actorder\": \"group\""), "actorder");
+    refuse(INT4("mxfp4-pack-quantized", "", "\"type\": \"float\", \"group_size\": 64, \"symmetric\": true"), "a type other");
+    take(QUANT("gptq", ", \"bits\": 4, \"group_size\": -1, \"sym\": true, \"desc_act\": true"));
+    assert_true(cfg.packed == MT_PACKED_INT4R && cfg.packed_scale == MT_SCALE_F16_ZEROS && cfg.zeros_less_one);
+    take(QUANT("gptq", ", \"bits\": 4, \"group_size\": 64, \"checkpoint_format\": \"gptq_v2\""));
+    assert_true(cfg.packed == MT_PACKED_INT4_64 && !cfg.zeros_less_one);
+    refuse(QUANT("gptq", ", \"bits\": 3, \"group_size\": 64"), "another number of bits than 4");
+    refuse(QUANT("gptq", ", \"bits\": 4, \"group_size\": 128, \"checkpoint_format\": \"marlin\""), "marlin");
+    take(QUANT("awq", ", \"bits\": 4, \"group_size\": 128, \"version\": \"GEMM\", \"modules_to_not_convert\": [\"self_attn\"]"));
+    assert_true(cfg.packed == MT_PACKED_INT4_128 && cfg.plain_parts == MT_PLAIN_ATTENTION && !cfg.zeros_less_one);
+    refuse(QUANT("awq", ", \"bits\": 4, \"group_size\": 128, \"version\": \"gemv_fast\""), "gemv_fast");
+    refuse(QUANT("awq", ", \"bits\": 4, \"group_size\": 0"), "group_size");
     refuse(QUANT("bitsandbytes", ", \"load_in_8bit\": true"), "int8");
     refuse(QUANT("bitsandbytes", ", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"fp4\""), "fp4");
     refuse(QUANT("bitsandbytes", ", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"nf4\", "
