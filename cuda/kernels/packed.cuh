@@ -86,15 +86,39 @@ static __device__ __forceinline__ uint32_t row_of_codes(const struct mt_decode &
     return static_cast<uint32_t>(i / 8) / static_cast<uint32_t>(a.cols / 8);
 }
 
-/* Columns of a block of int4, as a power of two; 63: all. */
-static __device__ __forceinline__ unsigned int4_bits(int format)
+/* Rows and columns of a block of FP8 or int4, as powers of two; 63: all. */
+struct block_bits {
+    unsigned rows, cols;
+};
+static __device__ __forceinline__ block_bits block_bits_of(int format)
 {
-    return format == MT_PACKED_INT4 ? 5 : format == MT_PACKED_INT4_64 ? 6 : format == MT_PACKED_INT4_128 ? 7 : 63;
+    switch (format) {
+    case MT_PACKED_FP8:
+        return {7, 7};
+    case MT_PACKED_FP8_64:
+        return {6, 6};
+    case MT_PACKED_FP8_32:
+        return {5, 5};
+    case MT_PACKED_FP8R:
+    case MT_PACKED_INT4R:
+        return {0, 63};
+    case MT_PACKED_FP8_1X128:
+    case MT_PACKED_INT4_128:
+        return {0, 7};
+    case MT_PACKED_FP8_1X64:
+    case MT_PACKED_INT4_64:
+        return {0, 6};
+    case MT_PACKED_FP8_1X32:
+    case MT_PACKED_INT4:
+        return {0, 5};
+    default:
+        return {63, 63};
+    }
 }
 
 static __device__ __forceinline__ size_t int4_block(const struct mt_decode &a, size_t i)
 {
-    unsigned bits = int4_bits(a.format);
+    unsigned bits = block_bits_of(a.format).cols;
     return bits == 63 ? row_of_codes(a, i) : i >> bits;
 }
 
@@ -113,7 +137,7 @@ template <int FORMAT> static __device__ __forceinline__ float shift_of(const str
     if (FORMAT != MT_PACKED_INT4 || !a.zeros)
         return 0;
     uint32_t row = row_of_codes(a, i);
-    size_t across = ((a.cols - 1) >> int4_bits(a.format)) + 1, block = int4_block(a, i) - row * across;
+    size_t across = ((a.cols - 1) >> block_bits_of(a.format).cols) + 1, block = int4_block(a, i) - row * across;
     return 8.0f - static_cast<float>(a.zeros[row / 8 * across + block] >> row % 8 * 4 & 15);
 }
 
@@ -144,35 +168,9 @@ static __device__ __forceinline__ float fp8_scale(const struct mt_decode &a, siz
     return a.scale == MT_SCALE_BF16 ? bf16_scale(a, block) : mxfp4_scale(a, block);
 }
 
-/* Rows and columns of a block of FP8, as powers of two; 63: all. */
-struct fp8_bits {
-    unsigned rows, cols;
-};
-static __device__ __forceinline__ fp8_bits fp8_bits_of(int format)
-{
-    switch (format) {
-    case MT_PACKED_FP8:
-        return {7, 7};
-    case MT_PACKED_FP8_64:
-        return {6, 6};
-    case MT_PACKED_FP8_32:
-        return {5, 5};
-    case MT_PACKED_FP8R:
-        return {0, 63};
-    case MT_PACKED_FP8_1X128:
-        return {0, 7};
-    case MT_PACKED_FP8_1X64:
-        return {0, 6};
-    case MT_PACKED_FP8_1X32:
-        return {0, 5};
-    default:
-        return {63, 63};
-    }
-}
-
 static __device__ __forceinline__ size_t fp8_block(const struct mt_decode &a, size_t row, size_t col)
 {
-    fp8_bits b = fp8_bits_of(a.format);
+    block_bits b = block_bits_of(a.format);
     size_t across = ((a.cols - 1) >> b.cols) + 1;
     return (row >> b.rows) * across + (col >> b.cols);
 }
