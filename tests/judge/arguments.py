@@ -31,7 +31,7 @@ BYTES = {
     "merge_adapter.a": "e * a->r * a->of.cols", "merge_adapter.b": "e * a->of.rows * a->r",
     "merge_adapter.magnitude": "e * a->of.rows", "merge_adapter.scale": "4 * a->of.rows",
     "merge_adapter.inverse": "4 * a->of.rows", "merge_adapter.of.out": "e * a->rows * a->cols",
-    "decode.codes": "1", "decode.scales": "1", "decode.nested_scales": "1", "decode.nested_map": "1024",
+    "decode.codes": "1", "decode.scales": "1", "decode.zeros": "1", "decode.nested_scales": "1", "decode.nested_map": "1024",
     "decode.nested_offset": "4", "decode.factor": "4", "carried.before": None, "carried.after": None,
     "carried.past": None, "carried.place": None, # of generation and of rows in chunks,
     "handed.from": None, "handed.to": None, # which are not judged
