@@ -57,6 +57,14 @@ static int follow(struct follower *f, struct mt_train_control *control, struct m
     return rc ?: mt_cluster_follow(f->cluster, &f->session, &f->setup, control, err);
 }
 
+/* Says an error, and whose it is: the launcher mixes what hosts print. */
+static int fail_on(struct mt_cluster *c, struct mt_err *err)
+{
+    if (c && strncmp(err->msg, "host ", 5) != 0)
+        mt_fail_prefix(err, err->code, "host %d", mt_net_rank(mt_cluster_net(c)));
+    return cli_fail(err);
+}
+
 /* `run` on a host that does not lead: takes part in what the first host does, prints errors alone, and returns the
  * first host's exit code. Closes the cluster. */
 static int cli_follow(struct mt_cluster *cluster, struct mt_train_control *control, struct mt_err *err)
@@ -64,7 +72,7 @@ static int cli_follow(struct mt_cluster *cluster, struct mt_train_control *contr
     struct follower f = {.cluster = cluster};
     mt_log_set_level(MT_LOG_ERROR);
     int rc = follow(&f, control, err);
-    int code = rc < 0 ? cli_fail(err) : mt_cluster_code(cluster);
+    int code = rc < 0 ? fail_on(cluster, err) : mt_cluster_code(cluster);
     mt_session_finish(&f.session);
     mt_setup_finish(&f.setup);
     mt_inputs_finish(&f.in);
@@ -417,7 +425,7 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args, struct mt_err *err
     r.in = mt_calloc(r.n, sizeof(*r.in));
     rc = rc ?: run_all(&r, &end, err);
     mt_watch_stop(&r.watch);
-    int code = rc ? cli_fail(err) : exit_code(&r, end);
+    int code = rc ? fail_on(r.cluster, err) : exit_code(&r, end);
     if (rc && end == MT_END_TIME && err->kind != MT_ERR_TRAINING && can_go_on(&r))
         code = EXIT_REQUEUE; /* the last save failed, but there is a checkpoint from which a next run goes on */
     mt_session_finish(&r.session);

@@ -321,13 +321,13 @@ int mt_cluster_begin(mt_cluster *c, const struct mt_cluster_do *what, struct mt_
     return rc;
 }
 
-void mt_cluster_end(mt_cluster *c, int rc)
+void mt_cluster_end(mt_cluster *c, int rc, const struct mt_err *err)
 {
     if (!c)
         return;
     mt_cluster_note(c, rc);
     if (rc)
-        mt_net_tell(c->net, "a step failed on the first host");
+        mt_net_tell(c->net, err ? err->msg : "a step failed on the first host");
     pthread_mutex_unlock(&c->lock);
 }
 

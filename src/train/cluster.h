@@ -65,8 +65,8 @@ struct mt_cluster_do {
     size_t set; /* EVAL_SET: its index in struct mt_inputs */
 };
 int mt_cluster_begin(mt_cluster *c, const struct mt_cluster_do *what, struct mt_err *err);
-/** rc: what the engine has returned. */
-void mt_cluster_end(mt_cluster *c, int rc);
+/** rc: what the engine has returned; the others hear its error, *err. */
+void mt_cluster_end(mt_cluster *c, int rc, const struct mt_err *err);
 
 /* --- the others ------------------------------------------------------------------------------------------------ */
 

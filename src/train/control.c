@@ -57,6 +57,6 @@ int mt_train_flush(const struct mt_train_params *p, struct mt_err *err)
     if (rc)
         return rc;
     rc = mt_engine_flush(p->session->engine, err);
-    mt_cluster_end(others, rc);
+    mt_cluster_end(others, rc, err);
     return rc ?: mt_engine_check_learner(p->session->engine, p->learner, err);
 }

@@ -37,7 +37,7 @@ static int evaluate_step(const struct evaluation *e, mt_sampler *sampler, const 
     if (rc)
         return rc;
     rc = mt_engine_eval(s->engine, (int)e->learner, data, sum, err);
-    mt_cluster_end(s->setup->cluster, rc);
+    mt_cluster_end(s->setup->cluster, rc, err);
     *unread = rc == -ENOMEM && mt_engine_whole(s->engine);
     return rc;
 }

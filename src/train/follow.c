@@ -211,7 +211,7 @@ int mt_cluster_compare_weights(mt_cluster *c, const struct mt_session *s, bool f
         host = host ? host : other;
     }
     rc = rc ?: mt_planes_settle(s->planes, &unreached);
-    mt_cluster_end(c, rc);
+    mt_cluster_end(c, rc, &unreached);
     if (rc && !host)
         mt_warn("the weights of the hosts were not compared: %s", unreached.msg);
     if (!host)

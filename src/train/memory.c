@@ -25,7 +25,7 @@ static void add_scratch_limit(const struct mt_setup *s, struct mt_memory *m)
         if (!mt_hw_disk_free(s->in->cfg->memory.nvme_paths.items[i], &have, NULL))
             least = MT_MIN(least, have);
     if (s->in->cfg->memory.nvme_paths.n == 1)
-        add_limit(m, "nvme", "memory.nvme_paths", s->choice.disk_bytes, least);
+        add_limit(m, "nvme", s->in->cfg->memory.nvme_paths.items[0], s->choice.disk_bytes, least);
 }
 
 /* A checkpoint of each learner, plus the part of the scratch that is on the same file system. */
@@ -91,7 +91,7 @@ int mt_memory_check(const struct mt_memory *m, struct mt_err *err)
                        mt_format_bytes(want, sizeof(want), l->wanted), disk ? "disk" : "host memory",
                        l->source, mt_format_bytes(have, sizeof(have), l->available),
                        mt_format_bytes(gap, sizeof(gap), l->wanted - l->available),
-                       nvme   ? "make room there, name more folders, or raise memory.host_budget"
+                       nvme   ? "make room there, name more folders in memory.nvme_paths, or raise memory.host_budget"
                        : disk ? "make room in checkpoint.dir or set checkpoint.save = weights"
                             : "lower memory.device_budget or train.tokens_per_step, set "
                                 "memory.states = disk and memory.nvme_paths, use a smaller model, or "

@@ -65,7 +65,7 @@ static int run_step(struct mt_session *s, size_t learner, enum mt_cluster_act ac
     if (rc)
         return rc;
     rc = mt_engine_eval(s->engine, (int)learner, data, &sum, err);
-    mt_cluster_end(s->setup->cluster, rc);
+    mt_cluster_end(s->setup->cluster, rc, err);
     if (!rc)
         take(data, doc_loss, of);
     return rc;

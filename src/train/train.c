@@ -283,7 +283,7 @@ static int make_step(struct run *r, struct mt_err *err)
     if (rc)
         return rc;
     rc = mt_engine_step(e, r->of, r->result, err);
-    mt_cluster_end(l->setup->cluster, rc);
+    mt_cluster_end(l->setup->cluster, rc, err);
     int none = 0;
     if (!rc && mt_engine_is_asked(e))
         atomic_compare_exchange_strong(&l->p->control->stop, &none, SIGTERM);

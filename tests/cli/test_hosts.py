@@ -12,6 +12,8 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fault"))
+from test_faults import Small
 from tiny import (BINARY, FULL, base, config, flip_in_memory, losses, megatrain, metrics, middle_of, patience, read_safetensors,
                   run_in, write_data, write_ini, write_model)
 
@@ -35,13 +37,18 @@ def mpirun(n, *args, expect=0, wait=True, env=None):
     return out
 
 
+def run_two(ini, first=(), second=(), program=BINARY):
+    """Two hosts, each behind words of its own; the second may have another program."""
+    return subprocess.run([*LAUNCH, "-n", "1", *first, BINARY, "run", ini, ":", "-n", "1", *second, program, "run", ini], text=True,
+                          capture_output=True, timeout=patience(100))
+
+
 def run_beside_hidden(ini, mount):
     """Two hosts, the second of which sees what `mount` puts over a path; None: that is not allowed here."""
     hidden = ["unshare", "-m", "sh", "-c", f'mount {mount} && exec "$@"', "sh"]
     if subprocess.run([*hidden, "true"], capture_output=True).returncode:
         return None
-    return subprocess.run([*LAUNCH, "-n", "1", BINARY, "run", ini, ":", "-n", "1", *hidden, BINARY, "run", ini], text=True,
-                          capture_output=True)
+    return run_two(ini, second=hidden)
 
 
 def inputs(tmp, **over):
@@ -302,6 +309,44 @@ def lost_hosts_end_the_others(tmp):
         print(f"{name}: {took:.1f} s, exit {p.returncode}, saved step {steps} of {len(losses(out))}")
 
 
+def a_full_disk_of_one_host_keeps_what_is_saved(tmp):
+    """Its drive has no room for states at the start, or in a step after a save; or the first's folder for checkpoints has none for the
+    second one. All end, and say whose disk and which path; what is saved is whole, and another number of hosts goes on from there."""
+    model, data = inputs(tmp)
+    drive, copy = os.path.join(tmp, "drive"), os.path.join(tmp, "copy")
+    os.mkdir(drive)
+    over = {"memory__states": "disk", "memory__nvme_paths": drive, "checkpoint__every": 2, "checkpoint__save_deadline": "1s"}
+    one, ini = ini_of(tmp, "one", model, data, **over)
+    megatrain("run", ini)
+
+    def goes_on(out, run, what):
+        assert sorted(d for d in os.listdir(out) if d[11:].isdigit()) == ["checkpoint-2"] and not os.listdir(drive), what
+        for step in 2, STEPS:
+            compare(os.path.join(one, f"checkpoint-{step}"), os.path.join(out, f"checkpoint-{step}"), what)
+            run("run", os.path.join(tmp, os.path.basename(out) + ".ini"), "--resume")
+        assert losses(out) == losses(one), what
+    _, ini = ini_of(tmp, "refused", model, data, **over)
+    p = run_beside_hidden(ini, f'-t tmpfs -o size=200k none "{drive}"')
+    assert p is None or (p.returncode == 4 and f"host 1: it will not fit: " in p.stderr and drive in p.stderr), p
+    full = ["env", "MEGATRAIN_IO_FAULT=write:enospc:450:60"]
+    os.environ["MEGATRAIN_DISK_PIECE"] = "2048" # small ones, so that there are many writes
+    for host, run in enumerate((lambda *a: mpirun(2, *a), megatrain)):
+        out, ini = ini_of(tmp, f"full-{host}", model, data, **over)
+        p = run_two(ini, **{("first", "second")[host]: full})
+        said = [line for line in p.stderr.splitlines() if "No space left on device" in line and drive in line]
+        assert p.returncode and any(f" host {host}: " in s for s in said), p
+        assert any(f" host {1 - host}: " in s and f"host {host} has ended" in s for s in said), p
+        goes_on(out, run, f"the drive of host {host}")
+    with Small(tmp, "3600k") as small:
+        if small:
+            ini = write_ini(os.path.join(tmp, "fills.ini"), base(model, data, small, **KEYS, **over))
+            p = run_two(ini)
+            assert p.returncode == 4 and "host 0: step 4 was not saved" in p.stderr and small in p.stderr, p
+            shutil.copytree(small, copy, ignore=lambda *_: ["checkpoint-4", "best", ".lock"]) # of its weights alone
+            write_ini(copy + ".ini", base(model, data, copy, **KEYS, **over))
+            goes_on(copy, lambda *a: mpirun(3, *a), "the folder of checkpoints")
+
+
 def killed_at_random_points(tmp):
     """One of three hosts is killed or stopped anywhere in a step, perhaps while it updates, sends or saves. What they leave are
     checkpoints of one process, from which other numbers of hosts go on."""
@@ -423,14 +468,13 @@ def a_host_that_differs_is_refused_or_found(tmp):
     assert p is None or p.returncode == 0, p
     for dtype in ("f32", "bf16"):
         out, ini = ini_of(tmp, "path", model, data, model__dtype=dtype)
-        one, beside = ([*LAUNCH, "-n", "1", BINARY, "run", ini], ["-n", "1", "env", "MEGATRAIN_CPU_GEMM=plain", BINARY, "run", ini])
-        p = subprocess.run([*one, ":", *beside], text=True, capture_output=True, timeout=100)
+        p = run_two(ini, second=["env", "MEGATRAIN_CPU_GEMM=plain"])
         assert p.returncode == 2 and 'host 1: what its CPU computes products by is "plain C", host 0\'s' in p.stderr, p.stderr
         assert not os.path.exists(os.path.join(out, "checkpoint-4"))
     version = megatrain("--version").stdout.split()[-1].encode()
     older = another_build(tmp, "older", lambda program: program.replace(version + b"\0", version[:-1] + b"~\0"))
     out, ini = ini_of(tmp, "version", model, data)
-    p = subprocess.run([*LAUNCH, "-n", "1", BINARY, "run", ini, ":", "-n", "1", older, "run", ini], text=True, capture_output=True, timeout=100)
+    p = run_two(ini, program=older)
     assert p.returncode == 2 and f'host 1: its version of megatrain is "{version.decode()[:-1]}~"' in p.stderr, p.stderr
     assert not os.path.exists(os.path.join(out, "checkpoint-4"))
     out, ini = ini_of(tmp, "made", model, data, train__steps=1, model__dtype="bf16", train__warmup=0)
