@@ -166,7 +166,8 @@ struct mt_config {
         uint64_t shard_size;
     } checkpoint;
     struct {
-        double timeout; /* seconds */
+        struct mt_cfg_list memory; /* sizes, of each host; none: placement.host_budget of what each has */
+        double timeout;            /* seconds */
     } cluster;
     struct {
         int64_t every;

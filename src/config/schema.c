@@ -470,6 +470,9 @@ static const struct mt_key keys[] = {
      "it and sends the others its new weights, so that each keeps 2 + 12/hosts bytes a parameter instead of 14, and updates and "
      "writes to its drives one part in hosts; a lost host ends the run at its last checkpoint. whole: every host keeps all, and "
      "the first saves the last whole step when another is lost. The result has the same bits with both."},
+    {"cluster", "memory", MT_MACHINE, MT_KEY_LIST, AT(cluster.memory), "", NULL, ANY, NULL,
+     "With several hosts (mpirun): host memory that each may use, the first one's first, as in 256GiB, 64GiB. Empty: memory.host_budget of "
+     "what each has. Hosts own equal parts of the states, unless one has too little memory for that: then those with more own more."},
     {"cluster", "timeout", MT_MACHINE, MT_KEY_DURATION, AT(cluster.timeout), "5m", NULL, ANY, NULL,
      "With several hosts (mpirun): how long one waits for another before it takes that host for lost. Then the first saves what the "
      "last whole step left, and all end. It must be longer than the slowest host takes for a step."},

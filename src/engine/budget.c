@@ -228,6 +228,7 @@ static int divide_lane(struct mt_engine_plan *plan, const struct mt_engine_param
         plan->lane_bytes[lane - first] = lane_bytes;
         plan->device_bytes += lane_bytes;
     }
+    plan->bytes_of_host[lane / (int)mt_engine_n_lanes(p)] += lane_bytes;
     return 0;
 }
 
@@ -238,6 +239,7 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
     int rc = 0;
     plan->device_bytes = 0;
     memset(plan->pool_bytes, 0, sizeof(plan->pool_bytes));
+    memset(plan->bytes_of_host, 0, sizeof(plan->bytes_of_host));
     for (int lane = 0; lane < mt_program_lanes(&plan->program); lane++) {
         struct mt_err why = {0};
         size_t need = 0;
@@ -372,7 +374,7 @@ static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uin
 {
     int wanted[MT_N_POOLS] = {0};
     unsigned placed_for = mt_program_placed_for(&plan->program);
-    const int own = (int)p->placement.host;
+    const int own = (int)p->placement.host, n_deals = plan->n_deals;
     plan->program.host = 0;
     plan->program.most_spill = 0;
     int rc = place_program(plan, prog, err);
@@ -384,10 +386,11 @@ static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uin
             wanted[spilled]++;
     }
     uint64_t takes = mt_tiers_choose(plan, p, wanted);
-    if (lacks_table(plan, p)) {
+    bool lacks = lacks_table(plan, p);
+    if (lacks || plan->n_deals > n_deals) {
         mt_program_finish(prog);
-        plan->loads_table = true;
-        rc = choose_mode(plan, p, err);
+        plan->loads_table |= lacks;
+        rc = lacks ? choose_mode(plan, p, err) : 0;
         return rc ? rc : divide_host(plan, prog, host_bytes, p, err);
     }
     if (host_bytes) {

@@ -34,6 +34,7 @@ struct mt_engine_params {
     bool may_use_disk;              /* there are folders for scratch files */
     uint64_t host_bytes;            /* host memory for planes, staging and, if the device shares host
                                        memory, the device's; UINT64_MAX: unlimited */
+    uint64_t more[MT_MAX_LANES];    /* of several hosts: what each has beyond host_bytes, for units that it owns */
     uint64_t drive_bytes;           /* part of host_bytes that the process itself needs if anything is on the disk */
     mt_disk *disk;                  /* may be NULL for mt_engine_plan(), and if nothing is on the disk */
     struct mt_file_weights *files;  /* weights that are read in place; NULL as for disk */
@@ -57,6 +58,7 @@ struct mt_engine_plan {
     size_t scratch, logits, inputs, tables; /* of each lane */
     size_t device_bytes;              /* sum of the above on all devices */
     size_t lane_bytes[MT_MAX_LANES];  /* of these, on each */
+    size_t bytes_of_host[MT_MAX_LANES]; /* device_bytes of each host */
     size_t spill_bytes;               /* host memory: spilled boundaries, their gradients and records */
     size_t sum_bytes;                 /* part of it, which is never on the disk: sums of groups */
     size_t staging_bytes;             /* host memory: inputs and statistics */
@@ -67,6 +69,7 @@ struct mt_engine_plan {
     mt_plane_bits *on_disk;           /* [n_units] planes on the disk; owned by the plan */
     struct mt_unit_planes *planes; /* [n_units] */
     bool uses_disk;
+    int n_deals;                      /* times that units were dealt anew, by the memory of their owners */
     bool loads_table;                 /* the embedding's, though its rows were to be gathered */
     mt_plane_bits *in_files;          /* [n_units] planes read in place from the model's files; owned, too */
     bool uses_files;

@@ -23,6 +23,7 @@ struct map {
     int head;          /* its lane, or -1: it has none yet */
     uint64_t head_end; /* what its lane has to do up to its end */
     int under_way[MT_MAX_LANES]; /* backward passes that the lane begins while the head is under way */
+    struct mt_map_room *room;    /* NULL: any unit may go to any lane */
 };
 
 static bool is_layer(const struct map *m, size_t unit)
@@ -126,19 +127,35 @@ void mt_map_units(struct mt_unit_shape *units, const struct mt_layout *l, int n_
         }
 }
 
+/* The least loaded lane of the hosts that have room for so many bytes, of which it takes them; if none has, of all. */
+static int with_room(struct map *m, int first, uint64_t bytes)
+{
+    int best = -1;
+    for (int i = 0; i < m->n_lanes; i++) {
+        int lane = (first + i) % m->n_lanes;
+        if (m->room->of[lane / m->room->own_lanes] >= bytes && (best < 0 || m->load[lane] < m->load[best]))
+            best = lane;
+    }
+    if (best < 0)
+        return least_loaded(m, first);
+    m->room->of[best / m->room->own_lanes] -= bytes;
+    return best;
+}
+
 /* Units are dealt out one by one, and of layers the lane that has least takes the next in backward: where attention and
  * MLPs are units by themselves, one host of two would otherwise add up, and receive, all MLPs. Where units have owners,
  * the embedding and the head count, too, and come first, as they may be the largest. */
-void mt_map_gradients(struct mt_unit_shape *units, const struct mt_layout *l, int n_lanes, bool owned)
+void mt_map_gradients(struct mt_unit_shape *units, const struct mt_layout *l, int n_lanes, bool owned,
+                      struct mt_map_room *room)
 {
-    struct map m = {.l = l, .n_lanes = n_lanes};
+    struct map m = {.l = l, .n_lanes = n_lanes, .room = room};
     for (int layers = 0; layers < 2; layers++)
         for (size_t u = l->n_units; u-- > 0;) {
             int lane = (int)(u % (size_t)n_lanes);
             if (is_layer(&m, u) != layers)
                 continue;
             if (layers || owned) {
-                lane = least_loaded(&m, lane);
+                lane = room ? with_room(&m, lane, room->bytes[u]) : least_loaded(&m, lane);
                 m.load[lane] += units[u].grad_elems;
             }
             units[u].lane = units[u].lane_back = (uint8_t)lane;

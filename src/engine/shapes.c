@@ -217,7 +217,7 @@ void mt_engine_describe_units(struct mt_engine_plan *plan, const struct mt_engin
     }
     int64_t kept = plan->activations == MT_ACT_KEEP ? l->cfg.n_layers : kept_layers(p);
     if (mt_engine_by_data(p))
-        mt_map_gradients(plan->units, l, (int)mt_engine_all_lanes(p), mt_engine_is_owned(p));
+        mt_map_gradients(plan->units, l, (int)mt_engine_all_lanes(p), mt_engine_is_owned(p), NULL);
     else
         mt_map_units(plan->units, l, (int)mt_engine_n_lanes(p), l->cfg.n_layers - kept);
     size_t grad_bytes = mt_dtype_size(p->numerics.grad_dtype);

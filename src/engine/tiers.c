@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "engine/map.h"
 #include "engine/records.h"
 #include "engine/share.h"
 #include "model/ranges.h"
@@ -140,18 +141,32 @@ static void describe_all(const struct tiers *t)
         describe(t, u);
 }
 
-/* Of the host that has most: all choose the same places, as the step is one program. */
+static uint64_t subtract(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : 0;
+}
+
+/* Bytes of the unit's planes in host memory: of those that its owner alone has, or of the others. */
+static uint64_t bytes_in_host(const struct tiers *t, size_t unit, bool owned)
+{
+    mt_plane_bits here = ~(t->plan->on_disk[unit] | t->plan->in_files[unit]);
+    uint64_t sum = 0;
+    for (int k = 0; k < MT_N_PLANES; k++)
+        sum += here >> k & 1 && (t->plan->owned[unit] >> k & 1) == owned ? plane_bytes(t, unit, k) : 0;
+    return sum;
+}
+
+/* Of the host that has most, less what it may have beyond the others: all choose the same places, as the step is one
+ * program. */
 static uint64_t planes_in_host(const struct tiers *t)
 {
     uint64_t sum = 0, own[MT_MAX_LANES] = {0}, most = 0;
     for (size_t u = 0; u < t->plan->program.n_units; u++) {
-        mt_plane_bits here = ~(t->plan->on_disk[u] | t->plan->in_files[u]);
-        uint64_t *owned = &own[mt_program_owner(&t->plan->program, u)];
-        for (int k = 0; k < MT_N_PLANES; k++)
-            *(t->plan->owned[u] >> k & 1 ? owned : &sum) += here >> k & 1 ? plane_bytes(t, u, k) : 0;
+        sum += bytes_in_host(t, u, false);
+        own[mt_program_owner(&t->plan->program, u)] += bytes_in_host(t, u, true);
     }
     for (size_t i = 0; i < MT_MAX_LANES; i++)
-        most = MT_MAX(most, own[i]);
+        most = MT_MAX(most, subtract(own[i], t->p->more[i]));
     return sum + most;
 }
 
@@ -408,16 +423,38 @@ static void add_staging(const struct tiers *t)
     grow(t, MT_POOL_GRAD_OUT, MT_MIN(2, most[MT_POOL_GRAD_OUT]));
 }
 
-static uint64_t subtract(uint64_t a, uint64_t b)
-{
-    return a > b ? a - b : 0;
-}
-
 static void set_aside(struct tiers *t, uint64_t *beside, uint64_t bytes)
 {
     *beside += bytes;
     if (t->host != UINT64_MAX)
         t->host = subtract(t->host, bytes);
+}
+
+/* Where hosts have more memory than others, and equal parts of the states are too much for those: deals units by what
+ * each has left for states. The step is then to be placed anew, as sums go to other hosts. */
+static void deal_by_memory(const struct tiers *t)
+{
+    enum { MOST_DEALS = 2 };
+    struct mt_engine_plan *plan = t->plan;
+    size_t n = plan->program.n_units;
+    uint64_t more = 0, left = 0, beside = windows(t);
+    for (size_t i = 0; i < MT_MAX_LANES; i++)
+        more |= t->p->more[i];
+    MT_FREED uint64_t *bytes = mt_calloc(n + 1, sizeof(*bytes));
+    if (!bytes || !more || !plan->program.owned || plan->n_deals >= MOST_DEALS || planes_in_host(t) + beside <= t->host)
+        return;
+    struct mt_map_room room = {.own_lanes = mt_program_own_lanes(&plan->program), .bytes = bytes};
+    for (size_t u = 0; u < n; u++)
+        beside += bytes_in_host(t, u, false);
+    for (int i = 0; i < mt_program_hosts(&plan->program); i++)
+        left += room.of[i] = subtract(t->host + t->p->more[i], beside);
+    for (size_t u = 0; u < n; u++)
+        left = subtract(left, bytes[u] = bytes_in_host(t, u, true));
+    if (!left) /* too much for all of them together */
+        return;
+    mt_map_gradients(plan->units, t->p->layout, mt_program_lanes(&plan->program), true, &room);
+    measure_units(t);
+    plan->n_deals++;
 }
 
 /* Is anything read in place? Not if all blocks stay in host memory. */
@@ -435,18 +472,22 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
 {
     struct tiers t = {.plan = plan, .p = p, .host = p->host_bytes, .base = base_home};
     bool shared = mt_device_limits(p->dev)->shares_host_memory;
-    uint64_t beside = 0;
+    uint64_t beside = 0, most = 0;
+    for (size_t i = 0; i < MT_MAX_LANES && shared; i++)
+        most = MT_MAX(most, plan->bytes_of_host[i]); /* of all hosts alike */
     sort_kinds(&t);
     measure_units(&t);
     put_base(&t);
     bool in_files = reads_files(plan);
     plan->file_bytes = in_files ? mt_file_weights_bytes(0) : 0;
     mt_program_buffer_bytes(&plan->program, MT_ALL_LANES, t.device_bytes);
-    set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes + plan->file_bytes +
+    set_aside(&t, &beside, most + plan->staging_bytes + plan->file_bytes +
                                plan->top_bytes + (spill ? p->drive_bytes + plan->sum_bytes : plan->spill_bytes));
     bool base = in_files || t.base == MT_BASE_DISK;
     bool may_move = p->may_use_disk && p->placement.states == MT_STATES_AUTO;
     bool states = p->may_use_disk && p->placement.states == MT_STATES_DISK;
+    if (!states)
+        deal_by_memory(&t);
     states |= may_move && planes_in_host(&t) > t.host;
     plan->program.spill_disk = spill;
     if ((states || base) && !spill)

@@ -29,6 +29,12 @@ struct mt_hw_memory {
     uint64_t address_space;           /* RLIMIT_AS less mapped memory */
     uint64_t memlock;                 /* RLIMIT_MEMLOCK */
 };
+/** What this process may take of it. */
+static inline uint64_t mt_hw_memory_usable(const struct mt_hw_memory *m)
+{
+    uint64_t most = m->available < m->cgroup_free ? m->available : m->cgroup_free;
+    return most < m->address_space ? most : m->address_space;
+}
 /** `root` is a prefix of /proc and /sys; "" except in tests. */
 int mt_hw_memory(struct mt_hw_memory *out, const char *root, struct mt_err *err);
 /**

@@ -20,9 +20,14 @@ void mt_plan_choice_finish(struct mt_plan_choice *c)
     *c = (struct mt_plan_choice){0};
 }
 
+uint64_t mt_plan_host_limit(const struct mt_plan_request *r)
+{
+    return r->placement.host_budget.bytes + r->more[r->placement.host];
+}
+
 static uint64_t process_bytes(const struct mt_plan_request *r, uint64_t tokens_per_step)
 {
-    return mt_plan_process_bytes(&(struct mt_plan_process){.resident = r->resident,
+    return r->process ? r->process : mt_plan_process_bytes(&(struct mt_plan_process){.resident = r->resident,
                                                            .layout = r->layout,
                                                            .loading = r->loading,
                                                            .threads = (int)r->placement.threads,
@@ -137,6 +142,7 @@ static struct mt_engine_params params_of(const struct mt_plan_request *r, mt_dev
     uint64_t process = process_bytes(r, (times ? p.max_micro : read) * p.max_tokens);
     uint64_t host = r->placement.host_budget.bytes;
     p.host_bytes = host - MT_MIN(host, process);
+    memcpy(p.more, r->more, sizeof(p.more));
     choose_experts(&p, r);
     return p;
 }
@@ -243,13 +249,13 @@ void mt_plan_add_rows(struct mt_memory_rows *rows, const struct mt_plan_choice *
     mt_engine_add_disk_rows(rows, &c->engine);
 }
 
-static int fail_host(const struct mt_plan_request *r, uint64_t need, struct mt_err *err)
+static int fail_host(const struct mt_plan_request *r, uint64_t budget, uint64_t need, struct mt_err *err)
 {
     char a[32], b[32], c[32];
-    uint64_t lacks = need - r->placement.host_budget.bytes;
+    uint64_t lacks = need - budget;
     int rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
                      "the host budget of %s is short by %s: %s are needed%s",
-                     mt_format_bytes(a, sizeof(a), r->placement.host_budget.bytes),
+                     mt_format_bytes(a, sizeof(a), budget),
                      mt_format_bytes(b, sizeof(b), lacks), mt_format_bytes(c, sizeof(c), need),
                      r->drives > 0 ? "" : ", and there is no drive for states");
     if (err)
@@ -265,8 +271,8 @@ static uint64_t disk_space(const struct mt_plan_request *r)
 
 static int check_memory(const struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
 {
-    if (c->host_bytes > r->placement.host_budget.bytes)
-        return fail_host(r, c->host_bytes, err);
+    if (c->host_bytes > mt_plan_host_limit(r))
+        return fail_host(r, mt_plan_host_limit(r), c->host_bytes, err);
     uint64_t space = disk_space(r);
     char a[32], b[32];
     return !space || c->disk_bytes <= space
@@ -338,12 +344,12 @@ static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct
     if (rc)
         return rc;
     struct mt_engine_params p;
-    uint64_t host = 0;
+    uint64_t host = 0, budget = r->placement.host_budget.bytes;
     rc = mt_plan_divide(&c->engine, &p, r, dev, err);
     take_settings(c, r, &p);
     rc = rc ?: mt_engine_plan_step(&c->engine, prog, &host, &p, err);
     if (rc && host > p.host_bytes)
-        return fail_host(r, host + r->placement.host_budget.bytes - p.host_bytes, err);
+        return fail_host(r, budget, host + budget - p.host_bytes, err);
     return rc ?: take_plan(c, r, r->machine->cpu, err)
               ?: check_memory(c, r, err);
 }

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/units.h"
 #include "engine/records.h"
 #include "config/blocks.h"
 #include "hw/hw.h"
@@ -266,7 +267,7 @@ int mt_plan_limits_here(struct mt_plan_limits *out, const struct mt_config *c, s
     if (rc)
         return rc;
     *out = (struct mt_plan_limits){
-        .host_bytes = MT_MIN(MT_MIN(hw.available, hw.cgroup_free), hw.address_space),
+        .host_bytes = mt_hw_memory_usable(&hw),
         .threads = n,
         .drives = c->memory.nvme_paths.n,
     };
@@ -507,11 +508,32 @@ static void set_bytes(struct mt_size *s, uint64_t whole, uint64_t when_auto)
     *s = (struct mt_size){.bytes = bytes};
 }
 
+/* The least of all hosts' budgets, and what each has beyond it. */
+static int resolve_host_budgets(struct mt_plan_request *r, const struct mt_config *c, const struct mt_plan_limits *l,
+                                struct mt_err *err)
+{
+    const struct mt_cfg_list *named = &c->cluster.memory;
+    struct mt_size *least = &r->placement.host_budget, of[MT_MAX_LANES];
+    int n = MT_MIN(MT_MAX(l->n_hosts, 1), MT_MAX_LANES), rc = 0;
+    if (n > 1 && named->n && named->n != n)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "cluster.memory names the memory of %d hosts, and there are %d", named->n, n);
+    for (int i = 0; i < n && !rc; i++) {
+        uint64_t has = l->each[i] ? l->each[i] : l->host_bytes;
+        of[i] = c->placement.host_budget;
+        set_bytes(&of[i], has, mt_plan_host_budget(has));
+        if (n > 1 && named->n && !mt_parse_bytes(named->items[i], &of[i].bytes))
+            rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "cluster.memory: \"%s\" is no size such as 64GiB", named->items[i]);
+        *least = i && least->bytes < of[i].bytes ? *least : of[i];
+    }
+    for (int i = 0; i < n && !rc; i++)
+        r->more[i] = of[i].bytes - least->bytes;
+    return rc;
+}
+
 static void resolve_placement(struct mt_placement *p, const struct mt_plan_limits *l)
 {
     if (p->threads == MT_AUTO)
         p->threads = l->threads;
-    set_bytes(&p->host_budget, l->host_bytes, mt_plan_host_budget(l->host_bytes));
     if (mt_device_kind(l->kind)->shares_host_memory)
         set_bytes(&p->device_budget, p->host_budget.bytes,
                   p->host_budget.bytes / 4 / (uint64_t)MT_MAX(p->lanes, 1));
@@ -551,6 +573,7 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
     if (!rc && c->eval.generate[0] && (r.placement.lanes > 1 || mt_row_chunks(&r.numerics) > 1))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.generate is of one device and of rows that are not cut: remove it, or set device.gpus = 1 "
                      "and train.chunk = 0");
+    rc = rc ?: resolve_host_budgets(&r, c, limits, err);
     if (rc)
         return rc;
     r.draws = c->eval.generate[0] ? (size_t)r.numerics.seq_len : 0;

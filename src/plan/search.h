@@ -18,14 +18,20 @@ struct mt_plan_request {
     struct mt_cache_shape cache;   /* of that: with which texts are generated; slots 0: without */
     size_t draws;                  /* of that: most tokens of a pass that generates; 0: none does */
     size_t top;                    /* of that: likeliest tokens of each loss row to find; 0: none */
+    uint64_t more[MT_MAX_LANES];   /* of several hosts: what each may use beyond placement.host_budget, which is the
+                                      least of theirs */
     size_t docs_per_row;           /* upper bound */
     uint64_t resident;    /* bytes that the process has in memory already; 0: unknown */
+    uint64_t process;     /* of several hosts: the first one's mt_plan_process_bytes(), so that all divide as much; 0: own */
     uint64_t loading;     /* mt_plan_loading_bytes() of the layout; 0: computed each time */
     uint64_t disk_budget; /* 0: what the machine's drives hold */
     int drives;           /* 0: nothing may be on the disk */
     double link_gbps;
     struct mt_network net; /* between hosts; gbs 0: MT_NET_GBS */
 };
+
+/** What the host may use of its memory. */
+uint64_t mt_plan_host_limit(const struct mt_plan_request *r);
 
 /** A candidate of a search and its simulated step; seconds 0: it does not fit. */
 struct mt_plan_tried {

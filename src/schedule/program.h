@@ -167,6 +167,15 @@ static inline int mt_program_owner(const struct mt_program_params *p, size_t uni
     return mt_program_host_of(p, p->units[unit].lane_back);
 }
 
+/** How many units the host owns. */
+static inline size_t mt_program_n_owned(const struct mt_program_params *p, int host)
+{
+    size_t n = 0;
+    for (size_t u = 0; u < p->n_units; u++)
+        n += mt_program_owner(p, u) == host;
+    return n;
+}
+
 /** Bytes of a unit's weights as all hosts need them after an update: those that are loaded. */
 static inline size_t mt_program_renewed_bytes(const struct mt_program_params *p, size_t unit)
 {

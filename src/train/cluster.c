@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
+#include "hw/hw.h"
 #include "train/cluster_priv.h"
 #include "train/setup.h"
 #include "weights/adapter_keys.h"
@@ -55,6 +56,18 @@ static int describe(cJSON **out, const struct mt_setup *s, const struct mt_input
     return o && mt_json_complete() ? 0 : mt_fail_nomem(err, "what the hosts have in common", 1);
 }
 
+/* What this host plans with, and all others have to. */
+static void add_limits(cJSON *o, const struct mt_setup *s)
+{
+    const struct mt_plan_request *r = &s->request;
+    cJSON *more = cJSON_CreateArray();
+    for (int i = 0; i < r->placement.hosts; i++)
+        mt_json_append(more, cJSON_CreateNumber((double)r->more[i]));
+    mt_json_add(o, "more", more);
+    mt_json_put(o, "host=%f, device=%f, process=%f", (double)r->placement.host_budget.bytes,
+                (double)r->placement.device_budget.bytes, (double)r->process);
+}
+
 /* Of this host, as JSON; *out is the caller's. */
 static int mt_cluster_print_facts(char **out, const struct mt_setup *s, struct mt_err *err)
 {
@@ -63,9 +76,11 @@ static int mt_cluster_print_facts(char **out, const struct mt_setup *s, struct m
     const struct mt_resumed *r = &s->in->resumed;
     if (!rc && r->from_files)
         mt_json_add(o, "from_files", cJSON_Duplicate(r->from_files, true));
-    if (!rc)
+    if (!rc) {
         mt_json_put(o, "rounds=%f, step=%f, rows=%f, rows_per_epoch=%f", (double)r->rounds,
                     (double)r->step, (double)r->rows, (double)r->rows_per_epoch);
+        add_limits(o, s);
+    }
     *out = rc ? NULL : mt_json_print(o, false);
     return rc ? rc : *out ? 0 : mt_fail_nomem(err, "what the hosts have in common", 1);
 }
@@ -74,6 +89,26 @@ static uint64_t number(const cJSON *o, const char *name)
 {
     const cJSON *v = mt_json_get(o, name);
     return cJSON_IsNumber(v) && v->valuedouble >= 0 ? (uint64_t)v->valuedouble : 0;
+}
+
+void mt_cluster_set_limits(const mt_cluster *c, struct mt_plan_limits *limits)
+{
+    if (!c || !mt_cluster_leads(c))
+        return;
+    limits->n_hosts = mt_net_size(c->net);
+    memcpy(limits->each, c->memory, sizeof(limits->each));
+}
+
+void mt_cluster_take_limits(const mt_cluster *c, struct mt_plan_request *r)
+{
+    if (!c || mt_cluster_leads(c))
+        return;
+    const cJSON *of = cJSON_GetObjectItem(c->facts, "more");
+    r->placement.host_budget.bytes = number(c->facts, "host");
+    r->placement.device_budget.bytes = number(c->facts, "device");
+    r->process = number(c->facts, "process");
+    for (int i = 0; i < MT_MIN(cJSON_GetArraySize(of), MT_MAX_LANES); i++)
+        r->more[i] = (uint64_t)cJSON_GetArrayItem(of, i)->valuedouble;
 }
 
 struct mt_resumed mt_cluster_resumed(const mt_cluster *c)
@@ -201,6 +236,17 @@ static void *beat(void *arg)
     return NULL;
 }
 
+/* The first hears what memory the others may use. */
+static int hear_memory(mt_cluster *c, struct mt_err *err)
+{
+    struct mt_hw_memory hw;
+    int rc = 0, rank = mt_net_rank(c->net), n = MT_MIN(mt_net_size(c->net), MT_MAX_LANES);
+    uint64_t own = mt_hw_memory(&hw, "", NULL) ? 0 : mt_hw_memory_usable(&hw);
+    for (int from = 1; from < n && !rank && !rc; from++)
+        rc = mt_net_recv(c->net, from, &c->memory[from], sizeof(own), err);
+    return rank && rank < n ? mt_net_send(c->net, 0, &own, sizeof(own), err) : rc;
+}
+
 int mt_cluster_open(mt_cluster **out, struct mt_err *err)
 {
     mt_net *net = NULL;
@@ -210,12 +256,13 @@ int mt_cluster_open(mt_cluster **out, struct mt_err *err)
     if (rc || !net)
         return rc;
     c->net = net;
+    rc = mt_cluster_note(c, hear_memory(c, err));
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->quits, NULL);
     if (mt_net_rank(net) == 0)
         c->beating = !pthread_create(&c->beats, NULL, beat, c);
     *out = c;
-    return 0;
+    return rc;
 }
 
 static void stop_beating(mt_cluster *c)

@@ -41,6 +41,7 @@ struct mt_cluster {
     bool over;            /* the first has told this one to end */
     int code;             /* with that */
     uint64_t data[2];     /* hashes of the first's data: trained on, and evaluated on */
+    uint64_t memory[MT_MAX_LANES]; /* the first: what each of the others may use of its host memory */
     cJSON *facts;         /* the others: what the first has said of itself */
     char *window;         /* for planes that are not in memory; NULL: none yet. A late message may still write to it */
     double *reference;    /* the others: of the first's training state; NULL: none */

@@ -66,7 +66,7 @@ int mt_setup_memory(const struct mt_setup *s, struct mt_memory *m, struct mt_err
         for (int i = 0; i < m->rows.n; i++)
             m->host_bytes += strcmp(m->rows.row[i].tier, "host") ? 0 : m->rows.row[i].bytes;
         uint64_t all = s->choice.host_bytes;
-        add_limit(m, "host", "memory.host_budget", all, s->choice.placement.host_budget.bytes);
+        add_limit(m, "host", "memory.host_budget", all, mt_plan_host_limit(&s->request));
         add_limit(m, "host", "MemAvailable", all, hw.available);
         add_limit(m, "host", "cgroup memory limit", all, hw.cgroup_free);
         add_limit(m, "host", "RLIMIT_AS", all, hw.address_space);

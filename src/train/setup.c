@@ -161,6 +161,8 @@ static int decide(struct mt_setup *s, const struct mt_plan_limits *limits, struc
         rc = search(s, &s->predicted, err);
     if (!rc && !s->predicted)
         rc = mt_resolve_by_rules(&s->choice, &s->request, s->dev, err);
+    if (!rc && s->cluster) /* of the first, for all */
+        s->request.process = s->request.placement.host_budget.bytes - mt_setup_engine_params(s).host_bytes;
     return rc ?: mt_shared_take_choice(s, err);
 }
 
@@ -264,6 +266,7 @@ static int request_hosts(struct mt_setup *s, struct mt_err *err)
 {
     const mt_net *net = mt_cluster_net(s->cluster);
     s->request.placement.hosts = net ? mt_net_size(net) : 1;
+    mt_cluster_take_limits(s->cluster, &s->request);
     return net ? mt_plan_on_hosts(&s->request, s->in->cfg, mt_net_rank(net), err) : 0;
 }
 
@@ -273,8 +276,10 @@ int mt_setup_open_all(struct mt_setup *s, struct mt_inputs *in, size_t n, enum m
     struct mt_plan_limits limits;
     *s = (struct mt_setup){.in = in, .n_learners = n, .cluster = cluster};
     int rc = mt_shared_check(s, err)
-          ?: mt_plan_limits_here(&limits, in->cfg, err)
-          ?: mt_resolve_request(&s->request, in->cfg, &limits, err);
+          ?: mt_plan_limits_here(&limits, in->cfg, err);
+    if (!rc)
+        mt_cluster_set_limits(cluster, &limits);
+    rc = rc ?: mt_resolve_request(&s->request, in->cfg, &limits, err);
     s->request.train = use == MT_RUN_TRAIN;
     s->request.top = s->request.train ? 0 : in->top;
     s->request.cache = in->cache;

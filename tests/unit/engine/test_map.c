@@ -27,7 +27,7 @@ TEST(lanes_add_up_equal_shares_in_the_order_of_backward)
         struct mt_layout l;
         size_t load[4] = {0};
         make(shape, unit, &l, ATTENTION, MLP);
-        mt_map_gradients(shape, &l, n_lanes, false);
+        mt_map_gradients(shape, &l, n_lanes, false, NULL);
         for (size_t u = UNITS - 2; u > 0; u--) {
             size_t most = 0, least = SIZE_MAX;
             assert_true(shape[u].lane_back < n_lanes);
@@ -42,13 +42,46 @@ TEST(lanes_add_up_equal_shares_in_the_order_of_backward)
     }
 }
 
+/* Two hosts of two lanes, one of which has room for the embedding and two layers alone. */
+TEST(units_go_to_hosts_with_room_for_their_states)
+{
+    struct mt_unit_shape shape[UNITS];
+    struct mt_unit unit[UNITS];
+    struct mt_layout l;
+    uint64_t bytes[UNITS], owned[2] = {0}, all = 0;
+    make(shape, unit, &l, ATTENTION, MLP);
+    for (int u = 0; u < UNITS; u++)
+        all += bytes[u] = 12 * shape[u].grad_elems;
+    const uint64_t small = 12 * (TABLE + 2 * (ATTENTION + MLP));
+    for (int least = 0; least < 2; least++) {
+        struct mt_map_room room = {.own_lanes = 2, .bytes = bytes, .of = {all, all}};
+        size_t load[4] = {0};
+        room.of[least] = small;
+        owned[0] = owned[1] = 0;
+        mt_map_gradients(shape, &l, 4, true, &room);
+        for (int u = 0; u < UNITS; u++) {
+            owned[shape[u].lane_back / 2] += bytes[u];
+            load[shape[u].lane_back] += shape[u].grad_elems;
+        }
+        assert_true(owned[least] <= small && owned[least] > small - 12 * MLP);
+        assert_int_equal(owned[!least], all - owned[least]);
+        assert_int_equal(room.of[least], small - owned[least]);
+        assert_true(load[2 * !least] < load[2 * !least + 1] + TABLE && load[2 * !least + 1] < load[2 * !least] + TABLE);
+    }
+    struct mt_map_room none = {.own_lanes = 2, .bytes = bytes}; /* of nobody: as if nobody asked */
+    mt_map_gradients(shape, &l, 4, true, &none);
+    for (int u = owned[0] = owned[1] = 0; u < UNITS; u++)
+        owned[shape[u].lane_back / 2] += bytes[u];
+    assert_true(owned[0] < owned[1] + 12 * TABLE && owned[1] < owned[0] + 12 * TABLE);
+}
+
 TEST(lanes_take_turns_at_equal_units)
 {
     struct mt_unit_shape shape[UNITS];
     struct mt_unit unit[UNITS];
     struct mt_layout l;
     make(shape, unit, &l, MLP, MLP);
-    mt_map_gradients(shape, &l, 3, false);
+    mt_map_gradients(shape, &l, 3, false, NULL);
     for (size_t u = 0; u < UNITS; u++)
         assert_int_equal(shape[u].lane_back, u % 3);
 }

@@ -2,6 +2,7 @@
 /* From a configuration and a machine to a request: rows, dtypes, budgets. */
 #include <string.h>
 
+#include "base/fs.h"
 #include "base/mem.h"
 #include "plan/resolve.h"
 #include "shapes.h"
@@ -55,6 +56,35 @@ TEST(budgets_are_shares_of_what_there_is)
     const struct mt_plan_limits least = {.kind = "cuda", .host_bytes = GIB, .device_bytes = 1 << 20,
                                          .device_reserve = GIB, .threads = 1};
     assert_int_equal(placed(&least, "memory.device_budget=auto", "memory.host_budget=auto").device_budget.bytes, 0);
+}
+
+/* Of several hosts the least budget counts, and what each has beyond it is known. */
+TEST(hosts_may_use_what_each_has)
+{
+    const struct mt_plan_limits l = {.kind = "cpu", .host_bytes = 100 * GIB, .threads = 8, .n_hosts = 3,
+                                     .each = {[1] = 40 * GIB, [2] = 60 * GIB}};
+    static const struct {
+        const char *budget, *memory;
+        double least, more[3];
+    } cases[] = {{"50%", "", 20, {30, 0, 10}}, {"10GiB", "", 10, {0}}, {"50%", "9GiB, 8GiB, 12GiB", 8, {1, 0, 4}}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        const char *sets[] = {MT_PATH("memory.host_budget=%s", cases[i].budget), MT_PATH("cluster.memory=%s", cases[i].memory)};
+        MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = load(sets, 2);
+        struct mt_plan_request r;
+        MUST(mt_resolve_request, &r, c, &l);
+        assert_int_equal(r.placement.host_budget.bytes, cases[i].least * (double)GIB);
+        assert_int_equal(r.placement.device_budget.bytes, cases[i].least / 4 * (double)GIB);
+        for (int host = 0; host < 3; host++)
+            assert_int_equal(r.more[host], cases[i].more[host] * (double)GIB);
+    }
+    static const char *const bad[][2] = {{"cluster.memory=9GiB, 8GiB", "2 hosts, and there are 3"}, {"cluster.memory=9GiB, x, 1GiB", "\"x\""}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(bad); i++) {
+        MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = load(bad[i], 1);
+        struct mt_plan_request r;
+        struct mt_err err = {0};
+        assert_int_equal(mt_resolve_request(&r, c, &l, &err), -EINVAL);
+        assert_non_null(strstr(err.msg, bad[i][1]));
+    }
 }
 
 TEST(a_gpu_keeps_memory_for_what_lives_outside_the_budget)
