@@ -43,7 +43,10 @@ int plan_view_share(struct plan_view *v, const struct cli_args *args, struct mt_
     int rc = net ? read_rate(&v->request.net.gbs, net, err) : hosts > 1 ? take_measured(v, err) : 0;
     if (!rc && hosts > 1 && !v->request.train)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--score is a pass of one host: leave --hosts out");
-    return rc || hosts < 2 ? rc : mt_plan_on_hosts(&v->request, v->cfg, 0, err);
+    int planned = 0; /* one that may own most, and has most to do */
+    for (int i = 1; i < MT_MAX_LANES; i++)
+        planned = v->request.more[i] > v->request.more[planned] ? i : planned;
+    return rc || hosts < 2 ? rc : mt_plan_on_hosts(&v->request, v->cfg, planned, err);
 }
 
 /* The same step on one of the hosts alone, as it is best placed there; 0: it does not fit. */
@@ -52,6 +55,9 @@ static double seconds_alone(const struct plan_view *v)
     MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     struct mt_plan_request r = v->request;
     r.placement.hosts = 1;
+    r.placement.host_budget.bytes = mt_plan_host_limit(&r);
+    r.placement.host = 0;
+    memset(r.more, 0, sizeof(r.more));
     return mt_resolve(&c, &r, NULL) ? 0 : c.sim.seconds;
 }
 
@@ -59,6 +65,42 @@ static double seconds_alone(const struct plan_view *v)
 static const char *net_source(const struct plan_view *v)
 {
     return v->request.net.hosts ? "measured by probe net" : v->request.net.gbs > 0 ? "--net" : "assumed, of 10 GbE: --net, or probe net";
+}
+
+/* What a host owns of the units, and needs of its memory. */
+struct part {
+    double share; /* of what is updated */
+    double needs, may; /* bytes of host memory; needs 0: not known without rates */
+};
+
+static void find_part(struct part *out, const struct plan_view *v, int host)
+{
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
+    const struct mt_program_params *p = &v->choice.engine.program;
+    struct mt_plan_request r = mt_plan_request_as(&v->request, &v->choice);
+    double all = 0;
+    r.placement.host = host;
+    *out = (struct part){.may = (double)mt_plan_host_limit(&r)};
+    out->needs = mt_plan_evaluate(&c, &r, NULL, NULL) ? 0 : (double)c.host_bytes;
+    for (size_t u = 0; u < p->n_units; u++) {
+        out->share += mt_program_owner(p, u) == host ? (double)p->units[u].update_elems : 0;
+        all += (double)p->units[u].update_elems;
+    }
+    out->share /= MT_MAX(all, 1.0);
+}
+
+static void print_parts(const struct plan_view *v)
+{
+    const struct mt_program_params *of = &v->choice.engine.program;
+    char a[32], b[32];
+    for (int i = 0; i < v->request.placement.hosts && of->owned; i++) {
+        struct part p;
+        find_part(&p, v, i);
+        printf("           host %d owns %zu of %zu parts, %.0f%% of what is updated, and needs %s of its %s\n", i,
+               mt_program_n_owned(of, i), of->n_units, 100 * p.share,
+               p.needs > 0 ? mt_format_bytes(a, sizeof(a), (uint64_t)p.needs) : "an unknown part",
+               mt_format_bytes(b, sizeof(b), (uint64_t)p.may));
+    }
 }
 
 void plan_print_hosts(const struct plan_view *v)
@@ -69,8 +111,10 @@ void plan_print_hosts(const struct plan_view *v)
     if (hosts < 2)
         return;
     double alone = seconds_alone(v), gbs = v->request.net.gbs > 0 ? v->request.net.gbs : MT_NET_GBS;
-    printf("\nHosts      %lld, each with the memory above: %s a step cross the first one's network, at %.3g GB/s (%s)\n",
-           (long long)hosts, mt_format_bytes(a, sizeof(a), (uint64_t)s->bytes[MT_SIM_NET]), gbs, net_source(v));
+    printf("\nHosts      %lld, host %lld with the memory above: %s a step cross its network, at %.3g GB/s (%s)\n",
+           (long long)hosts, (long long)v->request.placement.host,
+           mt_format_bytes(a, sizeof(a), (uint64_t)s->bytes[MT_SIM_NET]), gbs, net_source(v));
+    print_parts(v);
     if (alone > 0)
         printf("           %.3g times as fast as one, which takes %.4g s: %.0f%% of %lld hosts\n", alone / s->seconds, alone,
                100 * alone / s->seconds / (double)hosts, (long long)hosts);
@@ -85,6 +129,12 @@ void plan_add_hosts(cJSON *o, const struct plan_view *v)
     if (hosts < 2)
         return;
     double alone = seconds_alone(v);
+    cJSON *owners = cJSON_AddArrayToObject(o, "owners");
+    for (int i = 0; i < hosts && v->choice.engine.program.owned; i++) {
+        struct part p;
+        find_part(&p, v, i);
+        mt_json_append(owners, mt_json_put(NULL, "share=%f, host_bytes=%f, host_budget=%f", p.share, p.needs, p.may));
+    }
     mt_json_put(o, "hosts=%f, network=%s, step_seconds_of_one_host=%f, efficiency=%f", (double)hosts, net_source(v),
                 alone, alone / v->choice.sim.seconds / (double)hosts);
 }

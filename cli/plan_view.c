@@ -127,7 +127,7 @@ static int resolve_by_rules(struct plan_view *v, struct mt_err *err)
     MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
     int rc = mt_device_create(&dev, &params, err) ?: mt_resolve_by_rules(&v->choice, &v->request, dev, err);
     char a[32], b[32];
-    if (!rc && v->choice.host_bytes > p->host_budget.bytes)
+    if (!rc && v->choice.host_bytes > mt_plan_host_limit(&v->request))
         rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "the host memory budget of %s (memory.host_budget) is too small: %s are needed",
                      mt_format_bytes(a, sizeof(a), p->host_budget.bytes),
                      mt_format_bytes(b, sizeof(b), v->choice.host_bytes));
@@ -163,14 +163,14 @@ static int load_machine(struct plan_view *v, const struct cli_args *args, struct
 {
     struct mt_plan_limits limits;
     v->local = !cli_arg(args, "machine");
-    if (v->local)
-        return refuse_options(args, err)
-            ?: mt_plan_limits_here(&limits, v->cfg, err)
-            ?: mt_resolve_request(&v->request, v->cfg, &limits, err)
-            ?: load_local(v, &limits, err);
-    int rc = plan_read_machine(&v->machine, args, err);
-    limits = mt_plan_limits_of(&v->machine);
-    return rc ?: mt_resolve_request(&v->request, v->cfg, &limits, err);
+    int rc = v->local ? refuse_options(args, err) ?: mt_plan_limits_here(&limits, v->cfg, err)
+                      : plan_read_machine(&v->machine, args, err);
+    if (rc)
+        return rc;
+    if (!v->local)
+        limits = mt_plan_limits_of(&v->machine);
+    limits.n_hosts = (int)cli_whole(args, "hosts", 1);
+    return mt_resolve_request(&v->request, v->cfg, &limits, err) ?: v->local ? load_local(v, &limits, err) : 0;
 }
 
 static int read_model_file(struct plan_view *v, const char *path, struct mt_err *err)

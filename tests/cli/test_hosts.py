@@ -309,6 +309,43 @@ def lost_hosts_end_the_others(tmp):
         print(f"{name}: {took:.1f} s, exit {p.returncode}, saved step {steps} of {len(losses(out))}")
 
 
+def hosts_with_more_memory_own_more(tmp):
+    """Where equal parts are too much for one, by what is named or found; the result has the same bits."""
+    model = write_model(os.path.join(tmp, "model"), config("qwen2", num_hidden_layers=6, hidden_size=128, intermediate_size=512))
+    data = write_data(os.path.join(tmp, "data.jsonl"))
+    over = {"train__steps": 2, "memory__device_budget": "24MiB"}
+    one, ini = ini_of(tmp, "one", model, data, **over)
+    megatrain("run", ini)
+    _, ini = ini_of(tmp, "asked", model, data, **over)
+    size = lambda name, text: float(re.search(rf"^ *{name} +([0-9.]+) MiB", text, re.M)[1])
+    owns = lambda text: [int(n) for n in re.findall(r"^ +host \d may use .* owns (\d+) of 8 parts", text, re.M)]
+
+    def check(name, run, n, **more):
+        out, ini = ini_of(tmp, name, model, data, **over, **more)
+        said = run(n, ini)
+        compare(os.path.join(one, "checkpoint-2"), os.path.join(out, "checkpoint-2"), f"{name}: {said}")
+        return owns(said)
+    for n, large in (3, 1), (2, 0):
+        said = mpirun(n, "run", "--dry-run", ini)
+        needs, states = size("memory.host_budget", said), 3 * size("first moments", said)
+        few = [f"{needs - 0.4 * states:.2f}MiB"] * n
+        said = mpirun(n, "run", "--dry-run", ini, "--set", f"cluster.memory={', '.join(few)}", expect=4)
+        assert "it will not fit" in said, said
+        few[large] = f"{needs + 2 * states:.2f}MiB"
+        parts = check(f"named-{n}", lambda n, ini: mpirun(n, "run", ini), n, cluster__memory=", ".join(few))
+        assert len(parts) == n and sum(parts) == 8 and parts[large] >= 8 / n + 1, (n, parts)
+    assert mpirun(2, "run", "--dry-run", ini, "--set", "cluster.memory=1GiB", expect=2).count("names the memory of 1 hosts, and there are 2")
+    small = ["env", f"MEGATRAIN_RESIDENT={64 << 20}", "prlimit", f"--as={3 << 30}"] # of another size than the first, too
+    has = 1024 * float(re.search(r"host 1 may use ([0-9.]+) GiB", run_two(ini, second=small).stderr)[1]) # 90%
+
+    def found(n, ini):
+        p = run_two(ini, second=small)
+        assert p.returncode == 0, p.stderr
+        return p.stderr
+    parts = check("found", found, 2, memory__host_budget=f"{90 * (needs - states / 2) / has:.3f}%")
+    assert len(parts) == 2 and sum(parts) == 8 and parts[0] > parts[1], parts
+
+
 def a_full_disk_of_one_host_keeps_what_is_saved(tmp):
     """Its drive has no room for states at the start, or in a step after a save; or the first's folder for checkpoints has none for the
     second one. All end, and say whose disk and which path; what is saved is whole, and another number of hosts goes on from there."""
@@ -528,6 +565,10 @@ def plans_know_what_crosses(tmp):
         assert abs(p["efficiency"] * p["hosts"] * p["step_seconds"] / p["step_seconds_of_one_host"] - 1) < 1e-6
         states = sum(r["bytes"] for r in p["memory"] if r["tier"] == "host" and r["use"] in STATES)
         assert abs(states / p["trained_parameters"] / (2 + 12 / p["hosts"]) - 1) < 0.05, (p["hosts"], states)
+    uneven = [*plan[:7], "60GiB", *plan[8:], "--set", "train.groups=4", "--hosts", 2, "--set"]
+    owners = json.loads(megatrain(*uneven, "cluster.memory=48GiB, 104GiB").stdout)["owners"]
+    assert all(0 < o["host_bytes"] <= o["host_budget"] for o in owners), owners
+    assert 0.1 < owners[0]["share"] < 0.3 and abs(sum(o["share"] for o in owners) - 1) < 1e-6, owners
     assert 1 > fast["efficiency"] > 0.7 > slow["efficiency"] > four["efficiency"] > 0, (fast, slow, four)
     for args, say in ((("--hosts", 3), "set train.groups to a power of two, at least 3"), (("--net", "5Gb/s"), "give --hosts"),
                       (("--hosts", 2, "--net", "5"), "no rate")):
