@@ -45,16 +45,30 @@ static int join(struct follower *f, struct mt_err *err)
     return mt_cluster_answer(f->cluster, &f->setup, &f->in, rc, &why, err);
 }
 
-/* 1: there is nothing to follow. */
+static void leave(struct follower *f)
+{
+    mt_session_finish(&f->session);
+    mt_setup_finish(&f->setup);
+    mt_inputs_finish(&f->in);
+    mt_config_destroy(&f->cfg);
+    *f = (struct follower){.cluster = f->cluster};
+}
+
+/* All phases, one after the other. 1: there is nothing to follow. */
 static int follow(struct follower *f, struct mt_train_control *control, struct mt_err *err)
 {
-    int rc = join(f, err);
-    if (rc)
-        return rc;
-    rc = mt_session_start(&f->session, &f->setup, err);
-    if (rc)
-        mt_cluster_fail(f->cluster, err);
-    return rc ?: mt_cluster_follow(f->cluster, &f->session, &f->setup, control, err);
+    int rc;
+    do {
+        leave(f);
+        rc = join(f, err);
+        if (rc)
+            return rc;
+        rc = mt_session_start(&f->session, &f->setup, err);
+        if (rc)
+            mt_cluster_fail(f->cluster, err);
+        rc = rc ?: mt_cluster_follow(f->cluster, &f->session, &f->setup, control, err);
+    } while (rc == MT_AGAIN);
+    return rc;
 }
 
 /* Says an error, and whose it is: the launcher mixes what hosts print. */
@@ -73,10 +87,7 @@ static int cli_follow(struct mt_cluster *cluster, struct mt_train_control *contr
     mt_log_set_level(MT_LOG_ERROR);
     int rc = follow(&f, control, err);
     int code = rc < 0 ? fail_on(cluster, err) : mt_cluster_code(cluster);
-    mt_session_finish(&f.session);
-    mt_setup_finish(&f.setup);
-    mt_inputs_finish(&f.in);
-    mt_config_destroy(&f.cfg);
+    leave(&f);
     mt_cluster_close(&cluster, code);
     return code;
 }
@@ -362,7 +373,7 @@ static int next_block(struct run *r, struct mt_err *err)
         mt_config_destroy(&l->cfg);
         l->cfg = l->in->cfg = cfg;
     }
-    return rc ?: mt_setup_open(&r->setup, l->in, MT_RUN_TRAIN, err)
+    return rc ?: mt_setup_open_all(&r->setup, l->in, 1, MT_RUN_TRAIN, r->cluster, err)
               ?: mt_setup_memory(&r->setup, &memory, err)
               ?: mt_memory_check(&memory, err);
 }

@@ -22,14 +22,10 @@ static int check(const struct mt_plan_request *r, const struct mt_config *cfg, s
         {p->update == MT_UPDATE_BACKWARD, "memory.update = backward",
          "it updates a layer as soon as a device has its gradient, and those of hosts are added up afterwards",
          "set memory.update = auto"},
-        {strcmp(cfg->train.blocks, "off") != 0, "train.blocks",
-         "between two blocks weights go to an overlay, which only the first host has",
-         "set train.blocks = off, or train adapters"},
-        {cfg->train.delink_at > 0, "train.delink_at", "it goes on from a checkpoint, which only the first host has",
-         "set it to 0 and go on with --resume and model.share_layers = 1"},
         {r->numerics.optimizer->zeroth, "optimizer.type = mezo", "its steps are of one device", "set another optimizer"},
-        {cfg->adapter.merge_every != 0, "adapter.merge_every",
-         "a merge writes weights to an overlay, which only the first host has", "set adapter.merge_every = 0"},
+        {p->base == MT_BASE_FILES && (cfg->adapter.merge_every || strcmp(cfg->train.blocks, "off") != 0),
+         "memory.base = files with train.blocks or adapter.merge_every",
+         "what they train or merge goes to files that only the first host has", "set memory.base = host"},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(keys); i++)
         if (keys[i].set)

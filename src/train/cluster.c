@@ -77,7 +77,7 @@ static int mt_cluster_print_facts(char **out, const struct mt_setup *s, struct m
     if (!rc && r->from_files)
         mt_json_add(o, "from_files", cJSON_Duplicate(r->from_files, true));
     if (!rc) {
-        mt_json_put(o, "rounds=%f, step=%f, rows=%f, rows_per_epoch=%f", (double)r->rounds,
+        mt_json_put(o, "rounds=%f, phase=%f, step=%f, rows=%f, rows_per_epoch=%f", (double)r->rounds, (double)r->phase,
                     (double)r->step, (double)r->rows, (double)r->rows_per_epoch);
         add_limits(o, s);
     }
@@ -115,6 +115,7 @@ struct mt_resumed mt_cluster_resumed(const mt_cluster *c)
 {
     return (struct mt_resumed){.from_files = mt_json_get(c->facts, "from_files"),
                                .rounds = number(c->facts, "rounds"),
+                               .phase = number(c->facts, "phase"),
                                .step = number(c->facts, "step"),
                                .rows = number(c->facts, "rows"),
                                .rows_per_epoch = number(c->facts, "rows_per_epoch")};
@@ -416,13 +417,16 @@ static int load_config(struct mt_config **cfg, const char *text, struct mt_err *
 
 int mt_cluster_take_config(mt_cluster *c, struct mt_config **cfg, struct mt_err *err)
 {
-    struct mt_cluster_command what;
+    struct mt_cluster_command what = c->phase;
     MT_FREED char *text = NULL, *facts = NULL;
-    int rc = mt_cluster_next(c, &what, err);
+    int rc = what.op ? 0 : mt_cluster_next(c, &what, err);
     if (rc || c->over)
         return rc ?: 1;
     if (what.op != MT_CLUSTER_CONFIG)
         return mt_cluster_note(c, mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "host 0 is of another build"));
+    c->phase.op = 0;
+    cJSON_Delete(c->facts);
+    c->facts = NULL;
     c->timeout = what.lr;
     mt_net_set_deadline(c->net, c->timeout);
     memcpy(c->data, what.data, sizeof(c->data));

@@ -83,7 +83,8 @@ struct mt_resumed mt_cluster_resumed(const mt_cluster *c);
  * cannot take part. */
 int mt_cluster_answer(mt_cluster *c, const struct mt_setup *s, const struct mt_inputs *in, int rc,
                       const struct mt_err *why, struct mt_err *err);
-/** Takes weights, states and findings, and makes what the first does, until that ends. setup: the session's. */
+/** Takes weights, states and findings, and makes what the first does, until that ends. setup: the session's. MT_AGAIN:
+ * until another phase begins (train/blocks.h), whose configuration is to be taken. */
 int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_setup *setup, struct mt_train_control *control,
                       struct mt_err *err);
 /** This host cannot go on: the others hear why. */

@@ -38,6 +38,7 @@ struct mt_cluster {
     pthread_t beats;
     bool beating, quit;   /* quit: under lock */
     bool broken;          /* hosts have not come to the end of a step: they do not speak with each other any more */
+    struct mt_cluster_command phase; /* CONFIG: another phase has begun with it; op 0: none */
     bool over;            /* the first has told this one to end */
     int code;             /* with that */
     uint64_t data[2];     /* hashes of the first's data: trained on, and evaluated on */

@@ -303,10 +303,14 @@ int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_setup *setu
     int rc = take_state(c, s, setup, err);
     atomic_store(&control->engine, s->engine);
     atomic_store(&control->begun, true);
-    while (!rc && !c->over) {
+    if (atomic_load(&control->stop)) /* asked while there was no engine to interrupt */
+        mt_engine_interrupt(s->engine);
+    while (!rc && !c->over && !c->phase.op) {
         struct mt_cluster_command what;
         rc = next_act(c, s, &what, err);
-        if (!rc && !c->over)
+        if (!rc && what.op == MT_CLUSTER_CONFIG)
+            c->phase = what;
+        else if (!rc && !c->over)
             rc = mt_cluster_note(c, what.op == MT_CLUSTER_REFERENCE ? take_reference(c, s, what.at, err)
                                     : what.op == MT_CLUSTER_WEIGHTS ? tell_weights(c, s, what.at, err)
                                     : what.op == MT_CLUSTER_FLUSH   ? mt_engine_flush(s->engine, err)
@@ -317,5 +321,5 @@ int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_setup *setu
         mt_cluster_fail(c, err);
     free(c->reference); /* a message may be on its way to it until the others have heard */
     c->reference = NULL;
-    return rc;
+    return rc ? rc : c->phase.op ? MT_AGAIN : 0;
 }

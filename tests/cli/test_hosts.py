@@ -200,6 +200,28 @@ def what_the_first_alone_needs_to_have(tmp):
         compare(os.path.join(ends["one"], last), os.path.join(ends["many"], last), f"{name} resumed")
 
 
+def phases_have_the_bits_of_one(tmp):
+    """What ends a phase is in files of the first host alone; other hosts begin the next with what it sends."""
+    model, data = inputs(tmp)
+    made, ini = ini_of(tmp, "made", model, data, train__steps=1, train__seed=7, checkpoint__save="weights", model__dtype="bf16")
+    megatrain("run", ini)
+    init = {"model__path": os.path.join(made, "checkpoint-1"), "model__init": "weights", "model__dtype": "bf16", "checkpoint__every": 1}
+    drive = os.path.join(tmp, "drive")
+    os.mkdir(drive)
+    cases = {"blocks": {**init, "train__blocks": "layers", "train__block_steps": 1, "memory__base": "disk", "memory__nvme_paths": drive},
+             "merges": {**init, "adapter__kind": "lora", "adapter__merge_every": 2, "train__learning_rate": "1e-2"},
+             "delinked": {"model__share_layers": 3, "train__delink_at": 2, "memory__states": "disk", "memory__nvme_paths": drive}}
+    for name, over in cases.items():
+        one, ini = ini_of(tmp, f"one-{name}", model, data, **over)
+        megatrain("run", ini)
+        many, ini = ini_of(tmp, name, model, data, **over)
+        mpirun(3, "run", ini, "--max-steps=3")
+        mpirun(2, "run", ini, "--resume")
+        assert losses(many) == losses(one), name
+        compare(os.path.join(one, f"checkpoint-{STEPS}"), os.path.join(many, f"checkpoint-{STEPS}"), name)
+        assert {d for d in os.listdir(many) if d.startswith("overlay")} == {d for d in os.listdir(one) if d.startswith("overlay")}, name
+
+
 def they_go_on_with_other_numbers(tmp):
     model, data = inputs(tmp, tie_word_embeddings=True)
     over = {"train__steps": 6, "train__groups": 8, "train__batch_size": 8}
@@ -540,6 +562,7 @@ def what_only_one_host_can_do_is_refused(tmp):
              "update = backward is of one host: it updates a layer as soon as": {"memory__update": "backward",
                                                                                "train__grad_clip": 0}}
     if FULL:
+        cases["memory.base = files with train.blocks or"] = {"memory__base": "files", "train__blocks": "layers", "model__init": "weights"}
         cases["device.map = units"] = {"device__map": "units"}
     for say, over in cases.items():
         out, ini = ini_of(tmp, "refused", model, data, **over)
