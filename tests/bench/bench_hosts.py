@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan of a step that hosts share, beside the step: two network namespaces with a cable between them, whose rate
-`tc` limits; each host has a core (meson test --benchmark -v bench/hosts). Takes some five minutes; needs root, Open
-MPI and two idle cores.
+`tc` limits; each host has a core (meson test --benchmark -v bench/hosts). Takes some seven minutes; needs root, Open
+MPI and two idle cores. The first steps are so short that the link is most of them.
 
 Rates of one host are measured while the other one works, as both share caches and memory here.
 """
@@ -19,10 +19,11 @@ import test_hosts
 from tiny import BINARY, base, config, metrics, write_data, write_ini, write_model
 
 RATES, STEPS = ("200mbit", "400mbit", "1gbit"), 8
+SIZES = (8, 32), (8, 128), (32, 128)  # rows of a step, and tokens of a row
 SHAPE = dict(hidden_size=512, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=4)
 COMMON = {"model__dtype": "bf16", "model__init": "random", "checkpoint__every": 0, "device__cpu_threads": 1,
-          "train__warmup": 0, "train__micro_batch": 1, "train__groups": 8, "data__overlong": "truncate",
-          "data__seq_len": 128}
+          "train__warmup": 0, "train__micro_batch": 1, "train__groups": 8, "data__overlong": "truncate"}
+SMALL_BUFFERS = ("--mca", "btl_tcp_sndbuf", "131072")  # else answers of MPI wait behind what is sent
 
 
 def on_core(core, *cmd):
@@ -57,25 +58,27 @@ def measure_one(ini, busy):
         other.wait()
 
 
-def compare(tmp, model, data, rows, second, launch):
+def compare(tmp, model, data, rows, length, second, launch):
     def at(name, steps):
-        out = os.path.join(tmp, f"{name}-{rows}")
-        return out, write_ini(out + ".ini", base(model, data, out, **{**COMMON, "train__steps": steps,
-                                                                    "train__batch_size": rows}))
+        out = os.path.join(tmp, f"{name}-{rows}-{length}")
+        return out, write_ini(out + ".ini", base(model, data, out, **{**COMMON, "train__steps": steps, "train__batch_size": rows,
+                                                                    "data__seq_len": length}))
     one, ini = at("one", STEPS)
     plan = measure_one(ini, at("busy", 100000)[1])
-    print(f"{rows * 128:5} tokens, one host          plan {plan:.3f} s, step {step_seconds(one):.3f} s: "
+    print(f"{rows * length:5} tokens, one host          plan {plan:.3f} s, step {step_seconds(one):.3f} s: "
           f"{step_seconds(one) / plan:.3f}", flush=True)
     first = launch[:launch.index(test_hosts.LAUNCH[0])]
     for rate in RATES:
         for inside in (first, second):
             on_core(0, *inside, *f"tc qdisc replace dev cable root tbf rate {rate} burst 256kb latency 50ms".split())
         on_core(0, *launch, "-q", "probe", "net")
-        plan = json.loads(on_core(0, BINARY, "plan", ini, "--hosts", "2", "--json"))["step_seconds"]
+        found = json.loads(on_core(0, BINARY, "plan", ini, "--hosts", "2", "--json"))
+        plan = found["step_seconds"]
+        busy, = (r["busy_seconds"] for r in found["resources"] if r["resource"] == "network")
         out, shared = at("two-" + rate, STEPS)
         on_core(0, *launch, "-q", "run", shared, "--no-save")
-        print(f"{rows * 128:5} tokens, two hosts, {rate:7} plan {plan:.3f} s, step {step_seconds(out):.3f} s: "
-              f"{step_seconds(out) / plan:.3f}   target 0.9 to 1.1", flush=True)
+        print(f"{rows * length:5} tokens, two hosts, {rate:7} plan {plan:.3f} s, the link {busy / plan:4.0%} of it, step "
+              f"{step_seconds(out):.3f} s: {step_seconds(out) / plan:.3f}   target 0.9 to 1.1", flush=True)
 
 
 def main():
@@ -85,6 +88,7 @@ def main():
             print("no network namespaces, or no Open MPI")
             sys.exit(77)
         holders, second, launch = found
+        launch[-1:-1] = SMALL_BUFFERS
         try:
             second_host_on_core_1(tmp)
             data = write_data(os.path.join(tmp, "data.jsonl"), n=400)
@@ -92,8 +96,8 @@ def main():
             os.environ["XDG_CACHE_HOME"] = os.path.join(tmp, "cache")
             on_core(0, BINARY, "-q", "probe", "all", "--brief", "--threads", "1")
             print(f"load average {os.getloadavg()[0]:.2f}", flush=True)
-            for rows in (8, 32):
-                compare(tmp, model, data, rows, second, launch)
+            for rows, length in SIZES:
+                compare(tmp, model, data, rows, length, second, launch)
         finally:
             for pid in test_hosts.within(holders):
                 os.kill(pid, signal.SIGKILL)
