@@ -22,6 +22,7 @@
 
 /* Arrays for a step. */
 struct scratch {
+    struct mt_arrays arrays; /* owned: mt_arrays_finish() */
     float *loss;
     int32_t *correct;
     uint32_t *sample, *length;
@@ -31,28 +32,18 @@ struct scratch {
     float *rest;
 };
 
-static void finish(struct scratch *k)
-{
-    free(k->loss);
-    free(k->correct);
-    free(k->sample);
-    free(k->length);
-    free(k->token);
-    free(k->top);
-    free(k->rest);
-}
-
 static int init(struct scratch *k, const struct mt_step_data *data, size_t n_top, struct mt_err *err)
 {
     size_t rows = data->cap * data->micro[0].cap_tokens, docs = data->cap * data->micro[0].cap_docs;
-    *k = (struct scratch){.n_top = n_top};
-    int rc = MT_NEW(&k->loss, rows, "scores", err)
-          ?: MT_NEW(&k->correct, rows, "scores", err)
-          ?: MT_NEW(&k->sample, docs, "scores", err)
-          ?: MT_NEW(&k->length, docs, "scores", err)
-          ?: MT_NEW(&k->token, rows, "scores", err);
-    return rc || !n_top ? rc : MT_NEW(&k->top, rows * n_top, "the likeliest tokens", err)
-                            ?: MT_NEW(&k->rest, rows, "the likeliest tokens", err);
+    k->n_top = n_top;
+    k->loss = mt_arrays_add(&k->arrays, rows, sizeof(*k->loss));
+    k->correct = mt_arrays_add(&k->arrays, rows, sizeof(*k->correct));
+    k->sample = mt_arrays_add(&k->arrays, docs, sizeof(*k->sample));
+    k->length = mt_arrays_add(&k->arrays, docs, sizeof(*k->length));
+    k->token = mt_arrays_add(&k->arrays, rows, sizeof(*k->token));
+    k->top = n_top ? mt_arrays_add(&k->arrays, rows * n_top, sizeof(*k->top)) : NULL;
+    k->rest = n_top ? mt_arrays_add(&k->arrays, rows, sizeof(*k->rest)) : NULL;
+    return k->arrays.failed ? mt_fail_nomem(err, "scores", rows * (n_top + 1) * sizeof(*k->token)) : 0;
 }
 
 /* A file by its place, size and time of change. */
@@ -182,7 +173,7 @@ static int run_steps(struct mt_session *s, const struct sinks *to, size_t n_top,
     mt_sampler *sampler = s->setup->in->eval_sampler;
     uint64_t n = mt_sampler_steps_per_epoch(sampler);
     MT_CLOSED_BY(mt_step_data_finish) struct mt_step_data data = {.n = 0};
-    MT_CLOSED_BY(finish) struct scratch k = {0};
+    struct scratch k = {.n_top = 0};
     int rc = mt_step_data_init(&data, sampler, err) ?: init(&k, &data, n_top, err);
     int64_t t0 = mt_now_ns(), said = t0;
     for (uint64_t i = 0; i < n && !rc; i++) {
@@ -194,6 +185,7 @@ static int run_steps(struct mt_session *s, const struct sinks *to, size_t n_top,
             mt_info("scored %.0f%% of %zu samples", 100 * (double)(i + 1) / (double)n, j->n_samples);
         }
     }
+    mt_arrays_finish(&k.arrays);
     return rc;
 }
 

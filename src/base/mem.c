@@ -22,6 +22,33 @@ void *mt_calloc(size_t n, size_t size)
     return calloc(bytes ? bytes : 1, 1);
 }
 
+struct mt_array {
+    struct mt_array *before;
+    max_align_t items[];
+};
+
+void *mt_arrays_add(struct mt_arrays *a, size_t n, size_t item_size)
+{
+    size_t bytes;
+    bool fits = mt_mul_size(n, item_size, &bytes) && mt_add_size(bytes, sizeof(struct mt_array), &bytes);
+    struct mt_array *added = fits ? calloc(bytes, 1) : NULL;
+    a->failed |= !added;
+    if (!added)
+        return NULL;
+    added->before = a->last;
+    a->last = added;
+    return added->items;
+}
+
+void mt_arrays_finish(struct mt_arrays *a)
+{
+    while (a->last) {
+        struct mt_array *last = a->last;
+        a->last = last->before;
+        free(last);
+    }
+}
+
 void *mt_alloc_aligned(size_t bytes)
 {
     if (bytes > SIZE_MAX - 64)

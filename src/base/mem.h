@@ -81,6 +81,14 @@ size_t mt_page_bytes(void);
 
 /** Zeroed array; NULL if memory is short or n * size overflows. Freed with free(). */
 void *mt_calloc(size_t n, size_t size);
+/** Arrays that are freed together. Zeroed: none. */
+struct mt_arrays {
+    struct mt_array *last; /* owned: mt_arrays_finish() */
+    bool failed;           /* memory was short for one of them */
+};
+/** Adds an array of n zeroed items; NULL if memory is short, which `failed` says from then on. */
+void *mt_arrays_add(struct mt_arrays *a, size_t n, size_t item_size);
+void mt_arrays_finish(struct mt_arrays *a);
 /** 64-byte aligned, not zeroed; freed with free(). */
 void *mt_alloc_aligned(size_t bytes);
 /** Grows *items to hold `need` elements (doubling); false if memory is short. */

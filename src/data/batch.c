@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "data/batch.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -9,17 +8,15 @@
 int mt_batch_init(struct mt_batch *b, size_t cap_tokens, size_t cap_docs, struct mt_err *err)
 {
     *b = (struct mt_batch){.cap_tokens = cap_tokens, .cap_docs = cap_docs};
-    int32_t **arrays[] = {&b->ids,     &b->positions,  &b->loss_rows, &b->targets,
-                          &b->run_ids, &b->run_starts, &b->order,     &b->scratch};
-    bool ok = true;
-    for (size_t i = 0; i < MT_ARRAY_LEN(arrays); i++)
-        ok &= (*arrays[i] = mt_calloc(cap_tokens + 1, sizeof(int32_t))) != NULL;
-    ok &= (b->cu_seqlens = mt_calloc(cap_docs + 1, sizeof(int32_t))) != NULL;
-    ok &= (b->sample = mt_calloc(cap_docs + 1, sizeof(int32_t))) != NULL;
-    ok &= (b->role = mt_calloc(cap_docs + 1, 1)) != NULL;
-    ok &= (b->answer_rows = mt_calloc(cap_docs + 1, sizeof(int32_t))) != NULL;
-    ok &= (b->doc_rows = mt_calloc(cap_docs + 1, sizeof(int32_t))) != NULL;
-    if (ok)
+    int32_t **of_tokens[] = {&b->ids,     &b->positions,  &b->loss_rows, &b->targets,
+                             &b->run_ids, &b->run_starts, &b->order,     &b->scratch};
+    int32_t **of_docs[] = {&b->cu_seqlens, &b->sample, &b->answer_rows, &b->doc_rows};
+    for (size_t i = 0; i < MT_ARRAY_LEN(of_tokens); i++)
+        *of_tokens[i] = mt_arrays_add(&b->arrays, cap_tokens + 1, sizeof(int32_t));
+    for (size_t i = 0; i < MT_ARRAY_LEN(of_docs); i++)
+        *of_docs[i] = mt_arrays_add(&b->arrays, cap_docs + 1, sizeof(int32_t));
+    b->role = mt_arrays_add(&b->arrays, cap_docs + 1, 1);
+    if (!b->arrays.failed)
         return 0;
     mt_batch_finish(b);
     return mt_fail_nomem(err, "a micro-batch", cap_tokens * 8 * sizeof(int32_t));
@@ -28,40 +25,30 @@ int mt_batch_init(struct mt_batch *b, size_t cap_tokens, size_t cap_docs, struct
 int mt_batch_init_top(struct mt_batch *b, size_t n_top, struct mt_err *err)
 {
     b->n_top = n_top;
-    b->top = mt_calloc(b->cap_tokens * n_top, sizeof(*b->top));
-    b->rest = mt_calloc(b->cap_tokens, sizeof(*b->rest));
+    b->top = mt_arrays_add(&b->arrays, b->cap_tokens * n_top, sizeof(*b->top));
+    b->rest = mt_arrays_add(&b->arrays, b->cap_tokens, sizeof(*b->rest));
     return b->top && b->rest ? 0 : mt_fail_nomem(err, "a teacher's tokens", b->cap_tokens * n_top * sizeof(*b->top));
 }
 
 int mt_batch_init_rollouts(struct mt_batch *b, struct mt_err *err)
 {
-    b->values = mt_calloc(b->cap_tokens, sizeof(*b->values));
-    b->rollout = mt_calloc(b->cap_docs, sizeof(*b->rollout));
+    b->values = mt_arrays_add(&b->arrays, b->cap_tokens, sizeof(*b->values));
+    b->rollout = mt_arrays_add(&b->arrays, b->cap_docs, sizeof(*b->rollout));
     return b->values && b->rollout ? 0 : mt_fail_nomem(err, "values of rollouts", b->cap_tokens * sizeof(*b->values));
 }
 
 int mt_batch_init_cache(struct mt_batch *b, const struct mt_cache_shape *cache, struct mt_err *err)
 {
     b->cache = *cache;
-    b->past = mt_calloc(b->cap_docs, sizeof(*b->past));
-    bool has = b->past != NULL;
+    b->past = mt_arrays_add(&b->arrays, b->cap_docs, sizeof(*b->past));
     for (int i = 0; i < MT_N_CACHE_KINDS; i++)
-        has &= (b->table[i] = mt_calloc(b->cap_docs * cache->ld[i] + 1, sizeof(int32_t))) != NULL;
-    return has ? 0 : mt_fail_nomem(err, "a micro-batch", b->cap_docs * cache->ld[0] * 4);
+        b->table[i] = mt_arrays_add(&b->arrays, b->cap_docs * cache->ld[i] + 1, sizeof(int32_t));
+    return b->arrays.failed ? mt_fail_nomem(err, "a micro-batch", b->cap_docs * cache->ld[0] * 4) : 0;
 }
 
 void mt_batch_finish(struct mt_batch *b)
 {
-    int32_t *arrays[] = {b->ids,     b->positions,  b->loss_rows, b->targets,    b->run_ids,
-                         b->run_starts, b->order,   b->scratch,   b->cu_seqlens, b->sample,
-                         b->doc_rows, b->answer_rows, b->past, b->table[0], b->table[1], b->table[2]};
-    for (size_t i = 0; i < MT_ARRAY_LEN(arrays); i++)
-        free(arrays[i]);
-    free(b->role);
-    free(b->top);
-    free(b->rest);
-    free(b->values);
-    free(b->rollout);
+    mt_arrays_finish(&b->arrays);
     *b = (struct mt_batch){0};
 }
 

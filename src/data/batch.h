@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/mem.h"
 #include "data/shard.h"
 #include "settings/settings.h"
 
@@ -34,6 +35,7 @@ enum mt_doc_role { MT_DOC_PLAIN, MT_DOC_CHOSEN, MT_DOC_REJECTED, MT_DOC_MISMATCH
  */
 struct mt_batch {
     size_t cap_tokens, cap_docs;
+    struct mt_arrays arrays; /* all that is not borrowed */
     size_t n_tokens, n_docs, max_doc_len;
     size_t row_before, doc_before, doc_after; /* of a chunk: tokens of its row before it, of its first document before
                               it, from which positions and max_doc_len count, and of its last document after it */

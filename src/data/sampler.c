@@ -37,14 +37,14 @@ struct mt_sampler {
     uint64_t n_samples, n_rows, n_tokens;
     uint64_t n_visits;    /* rows that an epoch visits */
     uint64_t from_step, from_rows; /* so many rows come before that step */
+    struct mt_arrays arrays; /* what follows */
     uint32_t *list;       /* samples by group; NULL if there is one group */
     struct group *groups;
     size_t n_groups;
     uint64_t *row_start;  /* items of row r: [row_start[r], row_start[r + 1]) */
     uint32_t *items;
     size_t max_docs;
-    uint8_t *trained; /* mask of the current sample */
-    uint32_t *ids;    /* and its tokens */
+    struct tokens own;               /* the current sample's */
     union mt_rollout_values *values; /* of rollouts, those of the current sample */
     struct tokens other, joined; /* if answers are mismatched: of the item that lends its own; prompt and answer */
 };
@@ -58,7 +58,7 @@ struct filler {
     struct item {
         uint64_t place;
         size_t len;
-    } window[WINDOW];
+    } *window; /* [WINDOW] */
 };
 
 static const uint32_t NONE = UINT32_MAX;
@@ -169,12 +169,12 @@ static size_t mismatched_len(const struct span *own, const struct span *lent, si
 /* Tokens that an item takes of a row: its own, and those of mismatched answers. */
 static size_t item_len(mt_sampler *s, uint64_t item)
 {
-    size_t n = mt_dataset_sample(s->p.data, item, NULL, s->p.mismatch ? s->trained : NULL), len = n;
+    size_t n = mt_dataset_sample(s->p.data, item, NULL, s->p.mismatch ? s->own.trained : NULL), len = n;
     if (!s->p.mismatch || n > s->p.seq_len)
         return n;
     struct span own[2], lent[2];
     uint64_t from = lender_of(s, item);
-    size_t n_own = find_answers(s, item, s->trained, n, own);
+    size_t n_own = find_answers(s, item, s->own.trained, n, own);
     size_t n_from = mt_dataset_sample(s->p.data, from, NULL, s->other.trained);
     size_t n_lent = find_answers(s, from, s->other.trained, n_from, lent);
     for (size_t i = 0; i < n_own; i++)
@@ -207,9 +207,9 @@ static int fill_window(struct filler *k, uint64_t first, size_t n, struct mt_err
 
 static int collect_rows(mt_sampler *s, const uint32_t *row_of, struct mt_err *err)
 {
-    s->row_start = mt_calloc(s->n_rows + 2, sizeof(*s->row_start));
-    s->items = mt_calloc(s->n_samples, sizeof(*s->items));
-    if (!s->row_start || !s->items)
+    s->row_start = mt_arrays_add(&s->arrays, s->n_rows + 2, sizeof(*s->row_start));
+    s->items = mt_arrays_add(&s->arrays, s->n_samples, sizeof(*s->items));
+    if (s->arrays.failed)
         return mt_fail_nomem(err, "packed rows", s->n_samples * 12);
     for (uint64_t i = 0; i < s->n_samples; i++)
         s->row_start[row_of[i] + 2]++;
@@ -246,27 +246,19 @@ static int fill_group(struct filler *k, struct group *g, struct mt_err *err)
 
 static int pack(mt_sampler *s, struct mt_err *err)
 {
-    MT_FREED struct filler *k = mt_calloc(1, sizeof(*k));
-    int rc = 0;
-    if (k) {
-        k->s = s;
-        k->row_of = mt_calloc(s->n_samples, sizeof(*k->row_of));
-        k->next = mt_calloc(s->n_samples, sizeof(*k->next));
-        k->head = mt_calloc(s->p.seq_len + 1, sizeof(*k->head));
-        k->bitmap = mt_calloc(s->p.seq_len / 64 + 1, sizeof(*k->bitmap));
-    }
-    if (!k || !k->row_of || !k->next || !k->head || !k->bitmap)
-        rc = mt_fail_nomem(err, "packing", s->n_samples * 8);
+    MT_CLOSED_BY(mt_arrays_finish) struct mt_arrays a = {NULL};
+    struct filler k = {
+        .s = s,
+        .window = mt_arrays_add(&a, WINDOW, sizeof(*k.window)),
+        .row_of = mt_arrays_add(&a, s->n_samples, sizeof(*k.row_of)),
+        .next = mt_arrays_add(&a, s->n_samples, sizeof(*k.next)),
+        .head = mt_arrays_add(&a, s->p.seq_len + 1, sizeof(*k.head)),
+        .bitmap = mt_arrays_add(&a, s->p.seq_len / 64 + 1, sizeof(*k.bitmap)),
+    };
+    int rc = a.failed ? mt_fail_nomem(err, "packing", s->n_samples * 8) : 0;
     for (size_t i = 0; i < s->n_groups && !rc; i++)
-        rc = fill_group(k, &s->groups[i], err);
-    rc = rc ?: collect_rows(s, k->row_of, err);
-    if (k) {
-        free(k->row_of);
-        free(k->next);
-        free(k->head);
-        free(k->bitmap);
-    }
-    return rc;
+        rc = fill_group(&k, &s->groups[i], err);
+    return rc ?: collect_rows(s, k.row_of, err);
 }
 
 /* The group of a weight; adds it if it is new. There are at most as many groups as files. */
@@ -284,14 +276,14 @@ static int make_groups(mt_sampler *s, struct mt_err *err)
 {
     size_t n_sources = mt_dataset_n_sources(s->p.data);
     const struct mt_data_source *src;
-    s->groups = mt_calloc(n_sources, sizeof(*s->groups));
+    s->groups = mt_arrays_add(&s->arrays, n_sources, sizeof(*s->groups));
     if (!s->groups)
         return mt_fail_nomem(err, "the sampler", n_sources * sizeof(*s->groups));
     for (int pass = 0; pass < 2; pass++) { /* counts, then fills */
         uint64_t i = 0, at = 0;
         if (pass && s->n_groups == 1)
             break;
-        if (pass && !(s->list = mt_calloc(s->n_samples, sizeof(*s->list))))
+        if (pass && !(s->list = mt_arrays_add(&s->arrays, s->n_samples, sizeof(*s->list))))
             return mt_fail_nomem(err, "the sampler", s->n_samples * sizeof(*s->list));
         for (size_t g = 0; pass && g < s->n_groups; g++) {
             s->groups[g].first = at;
@@ -316,11 +308,10 @@ static int make_groups(mt_sampler *s, struct mt_err *err)
     return 0;
 }
 
-static bool init_tokens(struct tokens *t, size_t n)
+static struct tokens new_tokens(mt_sampler *s)
 {
-    t->ids = mt_calloc(n, sizeof(*t->ids));
-    t->trained = mt_calloc(n, 1);
-    return t->ids && t->trained;
+    return (struct tokens){mt_arrays_add(&s->arrays, s->p.seq_len, sizeof(uint32_t)),
+                           mt_arrays_add(&s->arrays, s->p.seq_len, 1)};
 }
 
 /* A micro-batch, or a row of chunks, for what the data have. */
@@ -334,41 +325,27 @@ static int init_batch(struct mt_batch *b, const mt_sampler *s, size_t tokens, si
 
 int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struct mt_err *err)
 {
-    mt_sampler *s = mt_calloc(1, sizeof(*s));
-    if (!s)
-        return mt_fail_nomem(err, "the sampler", sizeof(*s));
+    MT_CLOSED_BY(mt_sampler_destroy) mt_sampler *s = NULL;
+    int rc = MT_NEW(&s, 1, "the sampler", err);
+    if (rc)
+        return rc;
     s->p = *p;
     s->n_samples = p->split ? p->split->n : mt_dataset_stats(p->data)->n_samples;
-    s->trained = mt_calloc(p->seq_len, 1);
-    s->ids = mt_calloc(p->seq_len, sizeof(*s->ids));
-    s->values = mt_dataset_rollout(p->data, 0) ? mt_calloc(p->seq_len, sizeof(*s->values)) : NULL;
-    bool ok = init_tokens(&s->other, p->seq_len) && init_tokens(&s->joined, p->seq_len);
-    ok = ok && (s->values || !mt_dataset_rollout(p->data, 0));
-    int rc = ok && s->trained && s->ids ? make_groups(s, err) : mt_fail_nomem(err, "the sampler", p->seq_len);
-    rc = rc ?: pack(s, err);
-    if (rc) {
-        mt_sampler_destroy(&s);
-        return rc;
-    }
-    *out = s;
-    return 0;
+    s->own = new_tokens(s);
+    s->other = new_tokens(s);
+    s->joined = new_tokens(s);
+    if (mt_dataset_rollout(p->data, 0))
+        s->values = mt_arrays_add(&s->arrays, p->seq_len, sizeof(*s->values));
+    rc = s->arrays.failed ? mt_fail_nomem(err, "the sampler", p->seq_len) : make_groups(s, err) ?: pack(s, err);
+    if (!rc)
+        *out = MT_GIVE(s);
+    return rc;
 }
 
 void mt_sampler_destroy(mt_sampler **s)
 {
-    if (*s) {
-        free((*s)->row_start);
-        free((*s)->items);
-        free((*s)->list);
-        free((*s)->groups);
-        free((*s)->trained);
-        free((*s)->ids);
-        free((*s)->values);
-        free((*s)->other.ids);
-        free((*s)->other.trained);
-        free((*s)->joined.ids);
-        free((*s)->joined.trained);
-    }
+    if (*s)
+        mt_arrays_finish(&(*s)->arrays);
     free(*s);
     *s = NULL;
 }
@@ -457,13 +434,8 @@ int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_er
 
 void mt_step_data_finish(struct mt_step_data *sd)
 {
-    for (size_t i = 0; sd->micro && i < sd->cap; i++) {
-        if (sd->row) { /* which has them */
-            sd->micro[i].top = NULL;
-            sd->micro[i].rest = NULL;
-        }
+    for (size_t i = 0; sd->micro && i < sd->cap; i++)
         mt_batch_finish(&sd->micro[i]);
-    }
     for (size_t i = 0; sd->row && i < sd->cap / sd->chunks; i++)
         mt_batch_finish(&sd->row[i]);
     free(sd->micro);
@@ -476,14 +448,14 @@ static int add_answer(mt_sampler *s, const struct mt_doc *as, size_t from, size_
                       struct mt_err *err)
 {
     struct mt_doc doc = *as;
-    uint8_t *trained = s->trained + from;
+    uint8_t *trained = s->own.trained + from;
     if (from == to)
         return 0;
     while (doc.answer < to - from && !trained[doc.answer])
         doc.answer++;
     if (s->p.train_prompts && doc.role == MT_DOC_CHOSEN)
         memset(trained, 1, doc.answer);
-    return mt_batch_add_as(b, &doc, s->ids + from, trained, to - from, err);
+    return mt_batch_add_as(b, &doc, s->own.ids + from, trained, to - from, err);
 }
 
 static int add_answers(mt_sampler *s, uint32_t item, size_t n, struct mt_batch *b, struct mt_err *err)
@@ -501,15 +473,15 @@ static int add_mismatched(mt_sampler *s, const struct span *own, const struct sp
     if (!len)
         return 0;
     *room -= len;
-    memcpy(s->joined.ids, s->ids + own->from, prompt * sizeof(*s->ids));
+    memcpy(s->joined.ids, s->own.ids + own->from, prompt * sizeof(*s->own.ids));
     memset(s->joined.trained, 0, prompt);
-    memcpy(s->joined.ids + prompt, s->other.ids + lent->first, (len - prompt) * sizeof(*s->ids));
+    memcpy(s->joined.ids + prompt, s->other.ids + lent->first, (len - prompt) * sizeof(*s->own.ids));
     memcpy(s->joined.trained + prompt, s->other.trained + lent->first, len - prompt);
     struct mt_doc doc = {number, MT_DOC_MISMATCHED, prompt};
     return mt_batch_add_as(b, &doc, s->joined.ids, s->joined.trained, len, err);
 }
 
-/* After the answers of an item of n tokens, which are in s->ids. */
+/* After the answers of an item of n tokens, which are in s->own.ids. */
 static int add_mismatches(mt_sampler *s, uint32_t item, const struct span *own, size_t n_own, size_t n,
                           struct mt_batch *b, struct mt_err *err)
 {
@@ -529,7 +501,7 @@ static int add_item(mt_sampler *s, uint32_t item, size_t n, struct mt_batch *b, 
 {
     struct span own[2];
     /* before prompts may become trained */
-    size_t n_own = s->p.mismatch ? find_answers(s, item, s->trained, n, own) : 0;
+    size_t n_own = s->p.mismatch ? find_answers(s, item, s->own.trained, n, own) : 0;
     int rc = add_answers(s, item, n, b, err);
     return rc || !s->p.mismatch ? rc : add_mismatches(s, item, own, n_own, n, b, err);
 }
@@ -550,11 +522,11 @@ static int add_row(mt_sampler *s, uint64_t row, struct mt_batch *b, struct mt_er
     int rc = 0;
     for (uint64_t i = s->row_start[row]; i < s->row_start[row + 1] && !rc; i++) {
         size_t n;
-        rc = mt_dataset_read(s->p.data, s->items[i], s->ids, s->trained, &n, err);
+        rc = mt_dataset_read(s->p.data, s->items[i], s->own.ids, s->own.trained, &n, err);
         if (!rc && mt_dataset_stats(s->p.data)->answers)
             rc = add_item(s, s->items[i], n, b, err);
         else if (!rc)
-            rc = mt_batch_add(b, s->ids, s->trained, n, (int32_t)s->items[i], err);
+            rc = mt_batch_add(b, s->own.ids, s->own.trained, n, (int32_t)s->items[i], err);
         if (!rc && s->values)
             rc = add_values(s, s->items[i], b, err);
     }

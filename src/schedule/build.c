@@ -39,6 +39,7 @@ struct dues {
 struct writer {
     struct mt_draft *d;
     const struct mt_program_params *p;
+    struct mt_arrays arrays; /* values, objects and left */
     struct state *values;
     int32_t *objects;     /* of all values, then the other numbers of struct state */
     bool *left;           /* [n_units] its gradient has left the device */
@@ -499,10 +500,10 @@ static bool alloc_writer(struct writer *w)
     size_t n = 0, nodes = 2 * mt_groups_n(p->groups);
     for (size_t v = 0; v < p->n_values; v++)
         n += mt_value_objects(p, &p->values[v]);
-    w->values = mt_calloc(p->n_values, sizeof(*w->values));
-    w->objects = mt_calloc(3 * n + nodes * p->n_values, sizeof(*w->objects));
-    w->left = mt_calloc(p->n_units, sizeof(*w->left));
-    if (!w->values || !w->objects || !w->left)
+    w->values = mt_arrays_add(&w->arrays, p->n_values, sizeof(*w->values));
+    w->objects = mt_arrays_add(&w->arrays, 3 * n + nodes * p->n_values, sizeof(*w->objects));
+    w->left = mt_arrays_add(&w->arrays, p->n_units, sizeof(*w->left));
+    if (w->arrays.failed)
         return false;
     for (size_t i = 0; i < n; i++)
         w->objects[i] = NONE;
@@ -635,9 +636,7 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
         rc = survey(&w, err);
     if (!rc)
         write_draft(&w);
-    free(w.values);
-    free(w.objects);
-    free(w.left);
+    mt_arrays_finish(&w.arrays);
     free(w.near.of);
     free(w.far.of);
     if (!rc && w.failed)

@@ -7,9 +7,6 @@
  * the disk queues start in order and end in any order: when one starts, all that its predecessor waited for has ended,
  * but the predecessor itself may not have. A wait for one of them is a wait for all before it.
  */
-#include <stdlib.h>
-
-#include "base/mem.h"
 #include "schedule/check_priv.h"
 
 enum { NONE = MT_CHECK_NONE };
@@ -550,13 +547,12 @@ int mt_check_end(struct mt_checker *c)
 }
 
 /* Sums of groups may have one home in turn, at one place of spill memory. */
-static bool find_homes(struct mt_checker *c)
+static void find_homes(struct mt_checker *c)
 {
     const struct mt_object *x = c->p->objects;
     size_t n = 0;
-    c->home_of = mt_calloc(2 * c->p->n_objects, sizeof(*c->home_of));
     int *first = c->home_of + c->p->n_objects; /* [n] objects with different places */
-    for (size_t o = 0; c->home_of && o < c->p->n_objects; o++) {
+    for (size_t o = 0; o < c->p->n_objects; o++) {
         size_t k = x[o].kind == MT_OBJ_GRAD && x[o].spill >= 0 ? 0 : n;
         while (k < n && x[first[k]].spill != x[o].spill)
             k++;
@@ -564,21 +560,22 @@ static bool find_homes(struct mt_checker *c)
         if (k == n && x[o].kind == MT_OBJ_GRAD && x[o].spill >= 0)
             first[n++] = (int)o;
     }
-    return c->home_of;
 }
 
 static bool init_checker(struct mt_checker *c)
 {
     const struct mt_program *p = c->p;
     c->n_queues = mt_n_queues(p->n_lanes);
-    c->clock = mt_calloc(p->n_instrs, (size_t)c->n_queues * sizeof(*c->clock));
-    c->homes = mt_calloc(p->n_objects, sizeof(*c->homes));
-    c->objects = mt_calloc(p->n_objects, sizeof(*c->objects));
-    c->units = mt_calloc(p->n_units, sizeof(*c->units));
-    c->loaded = mt_calloc((size_t)p->n_lanes * p->n_units, sizeof(*c->loaded));
-    c->groups = mt_calloc(mt_groups_n(p->groups), sizeof(*c->groups));
-    if (!find_homes(c) || !c->clock || !c->homes || !c->objects || !c->units || !c->loaded || !c->groups)
+    c->clock = mt_arrays_add(&c->arrays, p->n_instrs, (size_t)c->n_queues * sizeof(*c->clock));
+    c->homes = mt_arrays_add(&c->arrays, p->n_objects, sizeof(*c->homes));
+    c->objects = mt_arrays_add(&c->arrays, p->n_objects, sizeof(*c->objects));
+    c->units = mt_arrays_add(&c->arrays, p->n_units, sizeof(*c->units));
+    c->loaded = mt_arrays_add(&c->arrays, (size_t)p->n_lanes * p->n_units, sizeof(*c->loaded));
+    c->groups = mt_arrays_add(&c->arrays, mt_groups_n(p->groups), sizeof(*c->groups));
+    c->home_of = mt_arrays_add(&c->arrays, 2 * p->n_objects, sizeof(*c->home_of));
+    if (c->arrays.failed)
         return false;
+    find_homes(c);
     for (size_t i = 0; i < mt_groups_n(p->groups); i++)
         c->groups[i] = (struct mt_check_group){NONE, NONE};
     for (int lane = 0; lane < MT_MAX_LANES; lane++)
@@ -596,14 +593,12 @@ static bool init_checker(struct mt_checker *c)
     }
     for (int lane = 0; lane < p->n_lanes; lane++)
         for (int i = 0; i < MT_N_POOLS; i++) {
-            int n = p->pool[lane][i].n;
-            struct mt_check_place *b = c->buffers[lane][i] = mt_calloc((size_t)MT_MAX(n, 0), sizeof(*b));
-            for (int k = 0; b && k < n; k++)
+            size_t n = (size_t)MT_MAX(p->pool[lane][i].n, 0);
+            struct mt_check_place *b = c->buffers[lane][i] = mt_arrays_add(&c->arrays, n, sizeof(*b));
+            for (size_t k = 0; b && k < n; k++)
                 b[k] = empty;
-            if (!b)
-                return false;
         }
-    return true;
+    return !c->arrays.failed;
 }
 
 /* Objects that live for the run have their buffers from the start, with an old version: they must be loaded first. */
@@ -632,17 +627,4 @@ int mt_check_begin(struct mt_checker *c)
     if (!rc && !init_checker(c))
         rc = mt_fail_nomem(c->err, "the schedule checker", p->n_instrs * sizeof(*c->clock));
     return rc || !p->n_instrs ? rc : put_residents(c);
-}
-
-void mt_check_finish(struct mt_checker *c)
-{
-    free(c->clock);
-    free(c->homes);
-    free(c->home_of);
-    free(c->objects);
-    free(c->units);
-    free(c->loaded);
-    free(c->groups);
-    for (int i = 0; i < MT_MAX_LANES * MT_N_POOLS; i++)
-        free(c->buffers[i / MT_N_POOLS][i % MT_N_POOLS]);
 }

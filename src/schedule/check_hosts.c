@@ -301,7 +301,7 @@ int mt_program_check_hosts(const struct mt_program *const *p, int n, struct mt_e
         rc = mt_check_end(&h.c[i]);
     rc = rc ?: check_shared(&h);
     for (int i = 0; i < n; i++)
-        mt_check_finish(&h.c[i]);
+        mt_arrays_finish(&h.c[i].arrays);
     return rc;
 }
 

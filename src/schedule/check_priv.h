@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "base/mem.h"
 #include "schedule/program.h"
 
 /* State of the checker of one host's program. check.c explains it; check_hosts.c runs those of all hosts together. */
@@ -44,6 +45,7 @@ struct mt_check_group {
 struct mt_checker {
     const struct mt_program *p;
     int n_queues;
+    struct mt_arrays arrays; /* what follows; the caller frees them, on failure too */
     int32_t *clock; /* [n_instrs, n_queues] */
     int32_t last_of[MT_MAX_QUEUES];
     struct mt_check_place *buffers[MT_MAX_LANES][MT_N_POOLS];
@@ -62,12 +64,11 @@ static inline struct mt_check_place *mt_check_home(const struct mt_checker *c, i
     return &c->homes[c->home_of[object]];
 }
 
-/* The caller sets p and err, and finishes it, on failure too. */
+/* The caller sets p and err. */
 int mt_check_begin(struct mt_checker *c);
 /* Instruction i, after all before it; of a message only that it is well made, and what it waits for. */
 int mt_check_instr(struct mt_checker *c, size_t i);
 int mt_check_end(struct mt_checker *c);
-void mt_check_finish(struct mt_checker *c);
 
 /* A fault of instruction i against another one, or MT_CHECK_NONE. Returns -EPROTO. */
 int mt_check_fault(struct mt_checker *c, size_t i, int other, const char *what);

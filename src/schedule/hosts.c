@@ -28,6 +28,7 @@ struct part {
     const struct mt_program_params *params;
     const struct mt_program *whole;
     struct mt_program *out;
+    struct mt_arrays arrays; /* what follows, but s->out's */
     int first, end;   /* its lanes */
     uint16_t *to;     /* by instruction of the whole: hosts that its content goes to */
     bool *idle;       /* by instruction of the whole: a READ of what no instruction here uses */
@@ -105,7 +106,7 @@ static int find_counts(struct part *s, struct mt_err *err)
 {
     const struct mt_program *p = s->whole;
     uint16_t to = 0;
-    MT_FREED bool *known = mt_calloc(mt_groups_n(p->groups), sizeof(*known));
+    bool *known = mt_arrays_add(&s->arrays, mt_groups_n(p->groups), sizeof(*known));
     if (!known)
         return mt_fail_nomem(err, "a step program", mt_groups_n(p->groups));
     for (size_t i = p->n_instrs; i-- > 0 && p->balances;) { /* lists come before */
@@ -125,8 +126,8 @@ static int find_counts(struct part *s, struct mt_err *err)
 static int find_messages(struct part *s, struct mt_err *err)
 {
     const struct mt_program *p = s->whole;
-    int32_t *store = mt_calloc(p->n_objects, sizeof(*store)); /* by object: its newest store + 1 */
-    if (!store && p->n_objects)
+    int32_t *store = mt_arrays_add(&s->arrays, p->n_objects, sizeof(*store)); /* by object: its newest store + 1 */
+    if (!store)
         return mt_fail_nomem(err, "a step program", p->n_objects * sizeof(*store));
     for (size_t i = 0; i < p->n_instrs; i++) {
         const struct mt_instr *in = &p->instrs[i];
@@ -140,13 +141,11 @@ static int find_messages(struct part *s, struct mt_err *err)
         else if (*from && host_of(s, &p->instrs[*from - 1]) != host_of(s, in))
             s->to[*from - 1] |= (uint16_t)(1u << host_of(s, in));
     }
-    int rc = 0;
-    for (size_t i = 0; i < p->n_instrs && !rc; i++)
+    for (size_t i = 0; i < p->n_instrs; i++)
         if (s->to[i] && moves_spilled(s, &p->instrs[i]) && object_of(s, &p->instrs[i])->kind != MT_OBJ_GRAD)
-            rc = mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "hosts cannot pass on \"%s\" of unit %d",
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "hosts cannot pass on \"%s\" of unit %d",
                          mt_kinds[object_of(s, &p->instrs[i])->kind].name, p->instrs[i].unit);
-    free(store);
-    return rc;
+    return 0;
 }
 
 /* Number of the operand's buffer, if it is in a host pool; else of none. */
@@ -393,14 +392,14 @@ static bool alloc_part(struct part *s)
     const struct mt_program *p = s->whole;
     for (int i = 0; i < MT_N_POOLS; i++)
         s->buffer[i + 1] = s->buffer[i] + (mt_pools[i].device ? 0 : (size_t)p->pool[0][i].n);
-    s->sent = mt_calloc(s->buffer[MT_N_POOLS] + 1, sizeof(*s->sent));
-    s->to = mt_calloc(MT_MAX(p->n_instrs, p->n_objects) + 1, sizeof(*s->to));
-    s->idle = mt_calloc(p->n_instrs + 1, 1);
-    s->upto = mt_calloc(p->n_instrs + 1, sizeof(*s->upto));
-    s->host_use = mt_calloc(p->n_units, sizeof(*s->host_use));
-    s->home_use = mt_calloc(p->n_objects + 1, sizeof(*s->home_use));
+    s->sent = mt_arrays_add(&s->arrays, s->buffer[MT_N_POOLS] + 1, sizeof(*s->sent));
+    s->to = mt_arrays_add(&s->arrays, MT_MAX(p->n_instrs, p->n_objects) + 1, sizeof(*s->to));
+    s->idle = mt_arrays_add(&s->arrays, p->n_instrs + 1, 1);
+    s->upto = mt_arrays_add(&s->arrays, p->n_instrs + 1, sizeof(*s->upto));
+    s->host_use = mt_arrays_add(&s->arrays, p->n_units, sizeof(*s->host_use));
+    s->home_use = mt_arrays_add(&s->arrays, p->n_objects + 1, sizeof(*s->home_use));
     s->out->instrs = mt_calloc(2 * p->n_instrs + 1, sizeof(*s->out->instrs)); /* each may be followed by a message */
-    if (!s->sent || !s->to || !s->idle || !s->upto || !s->host_use || !s->home_use || !s->out->instrs)
+    if (s->arrays.failed || !s->out->instrs)
         return false;
     for (size_t i = 0; i <= s->buffer[MT_N_POOLS]; i++)
         s->sent[i] = NONE;
@@ -449,12 +448,7 @@ int mt_program_take_part(struct mt_program *p, const struct mt_program_params *p
     free(rc ? out.instrs : p->instrs);
     if (!rc)
         *p = out;
-    free(s.sent);
-    free(s.to);
-    free(s.idle);
-    free(s.upto);
-    free(s.host_use);
-    free(s.home_use);
+    mt_arrays_finish(&s.arrays);
     return rc;
 }
 

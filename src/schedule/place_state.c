@@ -29,16 +29,17 @@ static bool find_next_uses(struct mt_placer *p)
 {
     struct mt_program *d = p->draft;
     size_t n = d->n_objects * (size_t)p->n_lanes;
-    MT_FREED int *next = mt_calloc(n, sizeof(int));
-    p->next_use = mt_calloc(d->n_instrs * MT_MAX_OPERANDS, sizeof(int));
-    p->leaves = mt_calloc(d->n_instrs * MT_MAX_OPERANDS, sizeof(bool));
-    bool ok = next && p->next_use && p->leaves;
-    for (size_t o = 0; ok && o < n; o++)
+    int *next = mt_arrays_add(&p->arrays, n, sizeof(int));
+    p->next_use = mt_arrays_add(&p->arrays, d->n_instrs * MT_MAX_OPERANDS, sizeof(int));
+    p->leaves = mt_arrays_add(&p->arrays, d->n_instrs * MT_MAX_OPERANDS, sizeof(bool));
+    if (p->arrays.failed)
+        return false;
+    for (size_t o = 0; o < n; o++)
         next[o] = NEVER;
-    for (size_t i = d->n_instrs; ok && i-- > 0;)
+    for (size_t i = d->n_instrs; i-- > 0;)
         for (int k = 0; k < d->instrs[i].n_operands; k++)
             find_next_use(p, i, k, next);
-    return ok;
+    return true;
 }
 
 static bool alloc_lane(struct mt_placer *p, int lane)
@@ -50,10 +51,10 @@ static bool alloc_lane(struct mt_placer *p, int lane)
     for (int i = 0; i < MT_N_POOLS; i++) {
         int n = bytes[i] && (mt_pools[i].device || !lane) ? p->params->n_buffers[lane][i] : 0;
         p->draft->pool[lane][i] = (struct mt_pool_shape){n, bytes[i]};
-        l->buffers[i] = mt_calloc((size_t)n, sizeof(struct mt_place_buffer));
-        l->until[i] = mt_calloc(2 * (size_t)n, sizeof(int));
-        l->best[i] = mt_calloc(mt_div_up((size_t)n, BLOCK), sizeof(struct mt_place_best));
-        if (!l->buffers[i] || !l->until[i] || !l->best[i])
+        l->buffers[i] = mt_arrays_add(&p->arrays, (size_t)n, sizeof(struct mt_place_buffer));
+        l->until[i] = mt_arrays_add(&p->arrays, 2 * (size_t)n, sizeof(int));
+        l->best[i] = mt_arrays_add(&p->arrays, mt_div_up((size_t)n, BLOCK), sizeof(struct mt_place_best));
+        if (p->arrays.failed)
             return false;
         l->used[i] = l->until[i] + n;
         for (int k = 0; k < n; k++) {
@@ -70,9 +71,9 @@ static bool alloc_units(struct mt_placer *p)
 {
     size_t n = p->draft->n_units;
     int before[MT_MAX_LANES][2];
-    p->first_compute = mt_calloc(4 * n, sizeof(int));
-    p->left = mt_calloc(n, sizeof(*p->left));
-    if (!p->first_compute || !p->left)
+    p->first_compute = mt_arrays_add(&p->arrays, 4 * n, sizeof(int));
+    p->left = mt_arrays_add(&p->arrays, n, sizeof(*p->left));
+    if (p->arrays.failed)
         return false;
     p->update = p->first_compute + n;
     p->ahead = p->update + n;
@@ -92,9 +93,9 @@ static bool alloc_units(struct mt_placer *p)
 static bool alloc_objects(struct mt_placer *p)
 {
     size_t n = p->draft->n_objects, copies = n * (size_t)p->n_lanes;
-    p->objects = mt_calloc(n, sizeof(*p->objects));
-    p->copies = mt_calloc(copies, sizeof(*p->copies));
-    if (!p->objects || !p->copies)
+    p->objects = mt_arrays_add(&p->arrays, n, sizeof(*p->objects));
+    p->copies = mt_arrays_add(&p->arrays, copies, sizeof(*p->copies));
+    if (p->arrays.failed)
         return false;
     for (size_t o = 0; o < n; o++)
         p->objects[o] = (struct mt_place_object){.last_write = NONE, .store = MT_NO_KEY, .gathered = NONE};
@@ -120,16 +121,5 @@ void mt_placer_free(struct mt_placer *p)
         free(list[i]->e);
     free(p->q.wait);
     free(p->q.made);
-    for (int lane = 0; lane < p->n_lanes; lane++)
-        for (int i = 0; i < MT_N_POOLS; i++) {
-            free(p->lane[lane].buffers[i]);
-            free(p->lane[lane].until[i]);
-            free(p->lane[lane].best[i]);
-        }
-    free(p->objects);
-    free(p->copies);
-    free(p->next_use);
-    free(p->leaves);
-    free(p->first_compute);
-    free(p->left);
+    mt_arrays_finish(&p->arrays);
 }

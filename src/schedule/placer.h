@@ -3,6 +3,7 @@
 
 #include <limits.h>
 
+#include "base/mem.h"
 #include "schedule/placed.h"
 
 /*
@@ -56,6 +57,7 @@ struct mt_placer {
     const struct mt_program_params *params;
     struct mt_program *draft;
     int n_lanes;
+    struct mt_arrays arrays; /* all that follow but q's */
     struct mt_place_lane lane[MT_MAX_LANES];
     struct mt_place_object *objects;
     struct mt_place_copy *copies;    /* [n_objects, n_lanes] */

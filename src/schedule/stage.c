@@ -121,7 +121,7 @@ static void write_steps(struct mt_stager *s)
 
 static bool find_next_uses(struct mt_stager *s)
 {
-    MT_FREED int *next = mt_calloc(s->out->n_objects, sizeof(int));
+    int *next = mt_arrays_add(&s->arrays, s->out->n_objects, sizeof(int));
     if (!next)
         return false;
     for (size_t o = 0; o < s->out->n_objects; o++)
@@ -163,10 +163,10 @@ static void walk(struct mt_stager *s)
 static bool alloc_lists(struct mt_stager *s)
 {
     size_t n = s->old->n_instrs, units = s->old->n_units, objects = s->old->n_objects;
-    s->map = mt_calloc(n, sizeof(*s->map));
-    s->steps = mt_calloc(n + units, sizeof(*s->steps));
-    s->unit_staged = mt_calloc(4 * units + objects, sizeof(int));
-    if (!s->map || !s->steps || !s->unit_staged)
+    s->map = mt_arrays_add(&s->arrays, n, sizeof(*s->map));
+    s->steps = mt_arrays_add(&s->arrays, n + units, sizeof(*s->steps));
+    s->unit_staged = mt_arrays_add(&s->arrays, 4 * units + objects, sizeof(int));
+    if (s->arrays.failed)
         return false;
     s->unit_grad = s->unit_staged + units;
     s->unit_state = s->unit_grad + units;
@@ -176,7 +176,7 @@ static bool alloc_lists(struct mt_stager *s)
         s->unit_staged[i] = MT_STAGE_NONE;
     for (int i = 0; i < MT_N_POOLS; i++) {
         int k, count = mt_pools[i].device ? 0 : s->out->pool[0][i].n;
-        s->buffers[i] = mt_calloc((size_t)count, sizeof(struct mt_stage_buffer));
+        s->buffers[i] = mt_arrays_add(&s->arrays, (size_t)count, sizeof(struct mt_stage_buffer));
         if (!s->buffers[i])
             return false;
         for (k = 0; k < count; k++)
@@ -194,7 +194,7 @@ static bool add_objects(struct mt_stager *s)
                                    (s->params->units[u].grad_in_ring && s->params->mode == MT_MODE_TRAIN));
     if (s->params->spill_disk)
         add_spilled(s);
-    s->staged = mt_calloc(s->out->n_objects, sizeof(*s->staged));
+    s->staged = mt_arrays_add(&s->arrays, s->out->n_objects, sizeof(*s->staged));
     for (size_t o = 0; s->staged && o < s->out->n_objects; o++)
         s->staged[o] = (struct mt_staged){
             .buffer = MT_STAGE_NONE, .next_use = MT_STAGE_NEVER, .made = MT_NO_WAITS, .home = MT_NO_WAIT};
@@ -236,11 +236,6 @@ int mt_program_stage(struct mt_program *p, const struct mt_program_params *param
     if (!ok || s.failed)
         rc = mt_fail_nomem(err, "a step program", old.n_instrs * sizeof(struct mt_instr));
     free(old.instrs);
-    free(s.map);
-    free(s.steps);
-    free(s.unit_staged);
-    free(s.staged);
-    for (int i = 0; i < MT_N_POOLS; i++)
-        free(s.buffers[i]);
+    mt_arrays_finish(&s.arrays);
     return rc;
 }

@@ -3,6 +3,7 @@
 
 #include <limits.h>
 
+#include "base/mem.h"
 #include "schedule/build.h"
 
 /*
@@ -34,6 +35,7 @@ struct mt_stager {
     const struct mt_program_params *params;
     const struct mt_program *old;
     struct mt_program *out;
+    struct mt_arrays arrays; /* what follows */
     int32_t *map;      /* old position -> new */
     struct mt_stage_step *steps;
     size_t n_steps;

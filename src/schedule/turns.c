@@ -5,7 +5,6 @@
  */
 #include "schedule/turns.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -184,32 +183,26 @@ static void count_ahead(struct order *o, int32_t *count)
 
 int mt_turns_order(struct mt_turns *t, const struct mt_program_params *p, struct mt_err *err)
 {
+    MT_CLOSED_BY(mt_arrays_finish) struct mt_arrays a = {NULL};
     struct order o = {.p = p, .t = t};
     size_t n_objects = 0;
-    o.first_object = mt_calloc(p->n_values, sizeof(*o.first_object));
+    o.first_object = mt_arrays_add(&a, p->n_values, sizeof(*o.first_object));
     for (size_t v = 0; o.first_object && v < p->n_values; v++) {
         o.first_object[v] = n_objects;
         n_objects += mt_value_objects(p, &p->values[v]);
     }
-    MT_FREED struct mt_turn *out = mt_calloc(t->n, sizeof(*out));
-    MT_FREED int32_t *count = mt_calloc(n_objects, sizeof(*count));
-    o.ahead = mt_calloc(t->n * MT_MAX_OPERANDS, sizeof(*o.ahead));
-    o.done = mt_calloc(n_objects, sizeof(*o.done));
-    o.free_at = mt_calloc(n_objects, sizeof(*o.free_at));
-    o.lane_of = mt_calloc(n_objects, sizeof(*o.lane_of));
-    o.stages = mt_calloc(2 * p->n_units, sizeof(*o.stages));
-    bool ok = o.first_object && out && count && o.ahead && o.done && o.free_at && o.lane_of && o.stages;
-    if (ok) {
-        list_stages(&o);
-        count_ahead(&o, count);
-        take_all(&o, out);
-        memcpy(t->of, out, t->n * sizeof(*out));
-    }
-    free(o.first_object);
-    free(o.ahead);
-    free(o.done);
-    free(o.free_at);
-    free(o.lane_of);
-    free(o.stages);
-    return ok ? 0 : mt_fail_nomem(err, "a step's order", t->n * MT_MAX_OPERANDS * sizeof(int32_t));
+    struct mt_turn *out = mt_arrays_add(&a, t->n, sizeof(*out));
+    int32_t *count = mt_arrays_add(&a, n_objects, sizeof(*count));
+    o.ahead = mt_arrays_add(&a, t->n * MT_MAX_OPERANDS, sizeof(*o.ahead));
+    o.done = mt_arrays_add(&a, n_objects, sizeof(*o.done));
+    o.free_at = mt_arrays_add(&a, n_objects, sizeof(*o.free_at));
+    o.lane_of = mt_arrays_add(&a, n_objects, sizeof(*o.lane_of));
+    o.stages = mt_arrays_add(&a, 2 * p->n_units, sizeof(*o.stages));
+    if (a.failed)
+        return mt_fail_nomem(err, "a step's order", t->n * MT_MAX_OPERANDS * sizeof(int32_t));
+    list_stages(&o);
+    count_ahead(&o, count);
+    take_all(&o, out);
+    memcpy(t->of, out, t->n * sizeof(*out));
+    return 0;
 }

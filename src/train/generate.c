@@ -31,6 +31,7 @@ struct generator {
     struct mt_gen_text *text;
     size_t n, next, said;     /* texts; the next to begin, and the next to hand over */
     size_t slots, tokens;     /* texts under way at most; tokens of a pass at most */
+    struct mt_arrays arrays;  /* what follows, but the texts' own */
     struct mt_gen_text **at;  /* [slots] NULL: free */
     struct mt_gen_text **row; /* [rows] text of each loss row of the pass under way */
     size_t guesses;           /* of a text in a pass at most */
@@ -363,13 +364,13 @@ static int begin(struct generator *x, struct mt_err *err)
     size_t batches = c->slots ? 1 : x->slots, rows = x->slots + ROOM, longest = 0;
     for (size_t i = 0; i < x->n; i++)
         longest = MT_MAX(longest, x->text[i].n_prompt + x->g->n_new);
-    x->at = mt_calloc(x->slots, sizeof(*x->at));
-    x->row = mt_calloc(rows, sizeof(*x->row));
-    x->ids = mt_calloc(rows, sizeof(*x->ids));
-    x->loss = mt_calloc(rows, sizeof(*x->loss));
-    x->batch = mt_calloc(batches, sizeof(*x->batch));
-    x->free_block = mt_calloc(c->n[0] + 1, sizeof(*x->free_block));
-    x->users = mt_calloc(c->n[0] + 1, sizeof(*x->users));
+    x->at = mt_arrays_add(&x->arrays, x->slots, sizeof(*x->at));
+    x->row = mt_arrays_add(&x->arrays, rows, sizeof(*x->row));
+    x->ids = mt_arrays_add(&x->arrays, rows, sizeof(*x->ids));
+    x->loss = mt_arrays_add(&x->arrays, rows, sizeof(*x->loss));
+    x->batch = mt_arrays_add(&x->arrays, batches, sizeof(*x->batch));
+    x->free_block = mt_arrays_add(&x->arrays, c->n[0] + 1, sizeof(*x->free_block));
+    x->users = mt_arrays_add(&x->arrays, c->n[0] + 1, sizeof(*x->users));
     x->shares = c->slots > 1;
     x->guesses = x->g->guesses;
     for (size_t u = 0; u < x->s->setup->in->layout->n_units; u++) {
@@ -377,10 +378,9 @@ static int begin(struct generator *x, struct mt_err *err)
         x->shares &= kind == MT_CACHE_ALL;
         x->guesses = kind == MT_CACHE_STATES ? 0 : x->guesses;
     }
-    bool has = x->at && x->row && x->ids && x->loss && x->batch && x->free_block && x->users;
     for (int k = 0; k < MT_N_CACHE_KINDS; k++)
-        has &= (x->table[k] = mt_calloc(x->slots * c->ld[k] + 1, sizeof(int32_t))) != NULL;
-    if (!has)
+        x->table[k] = mt_arrays_add(&x->arrays, x->slots * c->ld[k] + 1, sizeof(int32_t));
+    if (x->arrays.failed)
         return mt_fail_nomem(err, "a generation", x->slots * sizeof(*x->batch));
     for (int k = MT_CACHE_WINDOW; k < MT_N_CACHE_KINDS; k++)
         for (size_t i = 0; i < x->slots * c->ld[k]; i++) /* each place's own */
@@ -394,7 +394,7 @@ static int begin(struct generator *x, struct mt_err *err)
                                x->text[i].prompt[k], i, (long long)x->s->setup->in->hf.vocab);
     int threads = (int)x->s->setup->choice.placement.threads;
     int rc = mt_pool_create(&x->pool, &(struct mt_pool_params){.name = "mt-draw", .n_threads = threads}, err);
-    x->draw = rc ? NULL : mt_calloc((size_t)threads, sizeof(*x->draw));
+    x->draw = rc ? NULL : mt_arrays_add(&x->arrays, (size_t)threads, sizeof(*x->draw));
     if (!rc && !x->draw)
         rc = mt_fail_nomem(err, "drawing tokens", (size_t)threads * sizeof(*x->draw));
     for (int i = 0; i < threads && !rc; i++)
@@ -408,13 +408,9 @@ static void finish(struct generator *x)
 {
     for (size_t i = 0; x->batch && i < (x->cache->slots ? 1 : x->slots); i++)
         mt_batch_finish(&x->batch[i]);
-    void *all[] = {x->at,         x->row,   x->ids,      x->loss,     x->batch,
-                   x->free_block, x->users, x->table[0], x->table[1], x->table[2]};
-    for (size_t i = 0; i < MT_ARRAY_LEN(all); i++)
-        free(all[i]);
     for (int i = 0; x->draw && i < mt_pool_n_threads(x->pool); i++)
         mt_drawing_finish(&x->draw[i]);
-    free(x->draw);
+    mt_arrays_finish(&x->arrays);
     mt_pool_destroy(&x->pool);
 }
 

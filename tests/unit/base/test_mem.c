@@ -36,6 +36,22 @@ TEST(an_array_grows_and_keeps_its_items)
         assert_int_equal(items[i], i);
 }
 
+TEST(arrays_freed_together_remember_that_one_was_missing)
+{
+    struct mt_arrays arrays = {0};
+    int *counts = mt_arrays_add(&arrays, 3, sizeof(*counts));
+    assert_non_null(counts);
+    assert_int_equal(counts[2], 0);
+    assert_non_null(mt_arrays_add(&arrays, 0, sizeof(double)));
+    assert_false(arrays.failed);
+    assert_null(mt_arrays_add(&arrays, SIZE_MAX / 4, 8));
+    assert_null(mt_arrays_add(&arrays, SIZE_MAX, 1));
+    assert_non_null(mt_arrays_add(&arrays, 1, 1));
+    assert_true(arrays.failed);
+    mt_arrays_finish(&arrays);
+    assert_null(arrays.last);
+}
+
 TEST(bytes_are_told_in_binary_units)
 {
     char buf[32];
