@@ -29,16 +29,10 @@ struct hashed {
     uint64_t hash, other;
 };
 
-static int hash_only(const void *a, const void *b)
-{
-    const struct hashed *x = a, *y = b;
-    return (x->hash > y->hash) - (x->hash < y->hash);
-}
-
 static int order(const void *a, const void *b)
 {
     const struct hashed *x = a, *y = b;
-    return hash_only(a, b) ?: (x->other > y->other) - (x->other < y->other);
+    return mt_compare_u64(&x->hash, &y->hash) ?: mt_compare_u64(&x->other, &y->other);
 }
 
 static uint64_t ones(const uint8_t *mask, size_t n)
@@ -203,7 +197,7 @@ static int count(const struct mt_inputs *in, struct tally *t, struct mt_err *err
         count_duplicates(t, in->data, h);
     }
     for (uint64_t i = 0; i < n_eval && !rc; i++)
-        t->n_leaked += bsearch(&e[i], h, n, sizeof(*h), hash_only) != NULL;
+        t->n_leaked += bsearch(&e[i], h, n, sizeof(*h), mt_compare_u64) != NULL;
     return rc ?: cli_pairs_count(in->data, &t->pairs, err);
 }
 

@@ -14,7 +14,7 @@ void mt_sort_doubles(double *v, size_t n)
     qsort(v, n, sizeof(*v), mt_compare_doubles);
 }
 
-static int compare_u64(const void *a, const void *b)
+int mt_compare_u64(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return (x > y) - (x < y);
@@ -22,5 +22,5 @@ static int compare_u64(const void *a, const void *b)
 
 void mt_sort_u64(uint64_t *v, size_t n)
 {
-    qsort(v, n, sizeof(*v), compare_u64);
+    qsort(v, n, sizeof(*v), mt_compare_u64);
 }

@@ -42,13 +42,9 @@ static int finish_item(struct mt_sample_reader *r, size_t first, const char *whe
         r->header.n_equal++;
         return 0;
     }
-    if ((first && !chosen) || (first < n && !rejected)) {
-        r->header.n_untrained++;
-        mt_note_place(r->header.untrained_at, sizeof(r->header.untrained_at), where);
+    bool lacks = (first && !chosen) || (first < n && !rejected);
+    if (!mt_sample_counts(r, n, lacks ? 0 : chosen + rejected, where))
         return 0;
-    }
-    r->header.n_trained += chosen + rejected;
-    r->header.max_len = MT_MAX(r->header.max_len, n);
     return mt_shard_writer_append(r->out, r->ids, r->mask, first, err)
         ?: mt_shard_writer_end(r->out, place, err)
         ?: mt_shard_writer_append(r->out, r->ids + first, r->mask + first, n - first, err)

@@ -182,7 +182,7 @@ static void sort_by_id(struct mt_batch *b)
         memcpy(b->order, from, b->n_tokens * sizeof(int32_t));
 }
 
-int mt_batch_seal(struct mt_batch *b, struct mt_err *)
+void mt_batch_seal(struct mt_batch *b)
 {
     sort_by_id(b);
     b->n_runs = 0;
@@ -194,5 +194,4 @@ int mt_batch_seal(struct mt_batch *b, struct mt_err *)
         }
     }
     b->run_starts[b->n_runs] = (int32_t)b->n_tokens;
-    return 0;
 }

@@ -99,7 +99,7 @@ int mt_batch_init_cache(struct mt_batch *b, const struct mt_cache_shape *cache, 
  * be drawn, as targets of loss rows. The caller sets table[][] of the document, if there is a cache. */
 int mt_batch_go_on(struct mt_batch *b, size_t past, const uint32_t *ids, size_t n, size_t draws, struct mt_err *err);
 /** Sorts the tokens by id (stable); call when all documents are added. */
-int mt_batch_seal(struct mt_batch *b, struct mt_err *err);
+void mt_batch_seal(struct mt_batch *b);
 
 /** The micro-batches of one optimizer step. */
 struct mt_step_data {

@@ -158,25 +158,6 @@ static int read_sample(struct rollout *of, const cJSON *o, bool advantage, struc
     return cut && !cJSON_IsBool(cut) ? mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"truncated\" must be true or false", of->where) : 0;
 }
 
-static int finish(struct rollout *of, uint64_t place, struct mt_err *err)
-{
-    struct mt_sample_reader *r = of->r;
-    uint64_t trained = 0;
-    for (size_t i = 1; i < of->n; i++)
-        trained += r->mask[i];
-    r->n = 0;
-    if (!trained) {
-        r->header.n_untrained++;
-        mt_note_place(r->header.untrained_at, sizeof(r->header.untrained_at), of->where);
-        return 0;
-    }
-    r->header.n_trained += trained;
-    r->header.max_len = MT_MAX(r->header.max_len, of->n);
-    return mt_shard_writer_append(r->out, r->ids, r->mask, of->n, err)
-        ?: mt_shard_writer_values(r->out, r->values, of->n, err)
-        ?: mt_shard_writer_end(r->out, place, err);
-}
-
 int mt_rollouts_read(struct mt_sample_reader *r, const cJSON *o, const char *where, uint64_t place, struct mt_err *err)
 {
     struct rollout of = {.r = r, .where = where};
@@ -193,7 +174,7 @@ int mt_rollouts_read(struct mt_sample_reader *r, const cJSON *o, const char *whe
     for (int k = 0; k < N_COLUMNS && !rc; k++)
         rc = read_column(&of, o, k, err);
     return rc ?: read_sample(&of, o, advantage && !cJSON_IsNull(advantage), err)
-              ?: finish(&of, place, err);
+              ?: mt_sample_end(r, where, place, err);
 }
 
 /* --- advantages ------------------------------------------------------------------------------------------------ */

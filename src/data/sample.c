@@ -62,6 +62,33 @@ void mt_note_place(char *list, size_t size, const char *where)
         snprintf(list + len, size - len, "%s%s", len ? ", " : "", where + (n > 48 ? n - 48 : 0));
 }
 
+bool mt_sample_counts(struct mt_sample_reader *r, size_t n, uint64_t trained, const char *where)
+{
+    if (!trained) {
+        r->header.n_untrained++;
+        mt_note_place(r->header.untrained_at, sizeof(r->header.untrained_at), where);
+        return false;
+    }
+    r->header.n_trained += trained;
+    r->header.max_len = MT_MAX(r->header.max_len, n);
+    return true;
+}
+
+int mt_sample_end(struct mt_sample_reader *r, const char *where, uint64_t place, struct mt_err *err)
+{
+    uint64_t trained = 0;
+    size_t n = r->n;
+    r->n = 0;
+    for (size_t i = 1; i < n; i++) /* the first token has no predecessor */
+        trained += r->mask[i];
+    if (!mt_sample_counts(r, n, trained, where))
+        return 0;
+    int rc = mt_shard_writer_append(r->out, r->ids, r->mask, n, err);
+    if (!rc && r->format == MT_FORMAT_ROLLOUTS)
+        rc = mt_shard_writer_values(r->out, r->values, n, err);
+    return rc ?: mt_shard_writer_end(r->out, place, err);
+}
+
 int mt_sample_needs_bytes(struct mt_sample_reader *r, const char *where, struct mt_err *err)
 {
     if (!r->bytes)

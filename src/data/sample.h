@@ -32,6 +32,10 @@ int mt_sample_push_text(struct mt_sample_reader *r, const char *prompt, size_t l
 /** Adds an array of token ids, the sample's member `name`; NULL is an error. */
 int mt_sample_push_ids(struct mt_sample_reader *r, const cJSON *ids, const char *name, bool trained, const char *where,
                        struct mt_err *err);
+/** Counts a sample of n tokens of which `trained` are. false: none is, and it is counted as left out. */
+bool mt_sample_counts(struct mt_sample_reader *r, size_t n, uint64_t trained, const char *where);
+/** Ends the sample that is being read, a rollout with its values. Without a trained token it is left out. */
+int mt_sample_end(struct mt_sample_reader *r, const char *where, uint64_t place, struct mt_err *err);
 /** Strings need the byte tokenizer here, and a vocabulary that has it. */
 int mt_sample_needs_bytes(struct mt_sample_reader *r, const char *where, struct mt_err *err);
 /** Adds a place to a list of at most three, truncated to the size of the buffer. */

@@ -560,7 +560,7 @@ static int add_chunks(mt_sampler *s, uint64_t row, struct mt_step_data *out, str
     for (size_t i = 0; i < chunks && !rc; i++) {
         struct mt_batch *b = &out->micro[out->n++];
         mt_batch_cut(b, whole, whole->n_tokens * i / chunks, whole->n_tokens * (i + 1) / chunks);
-        rc = mt_batch_seal(b, err);
+        mt_batch_seal(b);
         out->n_tokens += b->n_tokens;
         out->n_loss += b->n_loss;
     }
@@ -584,7 +584,7 @@ int mt_sampler_fill(mt_sampler *s, uint64_t step, struct mt_step_data *out, stru
         mt_batch_clear(b);
         for (size_t k = 0; k < s->p.micro_batch && r < end && !rc; k++, r++)
             rc = add_row(s, row_at(s, epoch, r), b, err);
-        rc = rc ?: mt_batch_seal(b, err);
+        mt_batch_seal(b);
         if (!rc && s->p.teacher)
             rc = mt_teacher_fill(s->p.teacher, b, err);
         if (rc)

@@ -17,26 +17,6 @@
 #include "data/dataset.h"
 #include "data/rollouts.h"
 
-/* Completes the sample that is being built. */
-static int finish_sample(struct mt_sample_reader *r, const char *where, uint64_t place,
-                         struct mt_err *err)
-{
-    uint64_t trained = 0;
-    size_t n = r->n;
-    r->n = 0;
-    for (size_t i = 1; i < n; i++) /* the first token has no predecessor */
-        trained += r->mask[i];
-    if (!trained) {
-        r->header.n_untrained++;
-        mt_note_place(r->header.untrained_at, sizeof(r->header.untrained_at), where);
-        return 0;
-    }
-    r->header.n_trained += trained;
-    r->header.max_len = MT_MAX(r->header.max_len, n);
-    int rc = mt_shard_writer_append(r->out, r->ids, r->mask, n, err);
-    return rc ?: mt_shard_writer_end(r->out, place, err);
-}
-
 static int read_text(struct mt_sample_reader *r, const cJSON *o, const char *where,
                      struct mt_err *err)
 {
@@ -188,7 +168,7 @@ static int read_object(struct mt_sample_reader *r, cJSON *o, const char *where, 
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the sample does not have data.format = %s", where,
                        mt_choice_name(name, MT_FORMAT_NAMES, (int)r->format));
     }
-    return rc ?: finish_sample(r, where, place, err);
+    return rc ?: mt_sample_end(r, where, place, err);
 }
 
 static bool has_enough(const struct mt_sample_reader *r)

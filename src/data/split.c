@@ -51,21 +51,20 @@ int mt_dataset_split(const mt_dataset *d, const char *eval, struct mt_split *tra
     if (rc)
         return rc;
     *train = *held_out = (struct mt_split){0};
-    for (uint64_t i = 0; i < n; i++) {
+    for (uint64_t i = 0; i < n && !rc; i++) {
         struct mt_split *side = limit && sample_hash(d, i) < limit ? held_out : train;
-        if (!mt_grow(&side->samples, &side->cap, side->n + 1, sizeof(*side->samples))) {
-            mt_split_finish(train);
-            mt_split_finish(held_out);
-            return mt_fail_nomem(err, "the evaluation split", n * sizeof(*side->samples));
-        }
-        side->samples[side->n++] = (uint32_t)i;
+        if (!mt_grow(&side->samples, &side->cap, side->n + 1, sizeof(*side->samples)))
+            rc = mt_fail_nomem(err, "the evaluation split", n * sizeof(*side->samples));
+        else
+            side->samples[side->n++] = (uint32_t)i;
     }
-    if (!train->n) {
+    if (!rc && !train->n)
+        rc = mt_fail(err, MT_ERR_INPUT, -ENODATA, "data.eval = %s leaves nothing to train on", eval);
+    if (rc) {
         mt_split_finish(train);
         mt_split_finish(held_out);
-        return mt_fail(err, MT_ERR_INPUT, -ENODATA, "data.eval = %s leaves nothing to train on", eval);
     }
-    return 0;
+    return rc;
 }
 
 void mt_split_finish(struct mt_split *s)

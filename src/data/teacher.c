@@ -14,6 +14,7 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/sort.h"
 
 /* Where a sample's rows are, and their checksum. */
 struct entry {
@@ -72,18 +73,15 @@ static uint64_t sum_of_header(const struct mt_teacher_header *h)
 static int list_samples(struct entry **out, const mt_dataset *d, uint64_t *n_rows, struct mt_err *err)
 {
     const struct mt_dataset_stats *s = mt_dataset_stats(d);
-    MT_FREED uint8_t *mask = mt_calloc(s->max_len + 1, 1);
-    struct entry *e = mt_calloc(s->n_samples + 1, sizeof(*e));
-    int rc = mask && e ? 0 : mt_fail_nomem(err, "samples of a teacher", s->n_samples * sizeof(*e));
+    MT_FREED uint8_t *mask = NULL;
+    int rc = MT_NEW(&mask, s->max_len + 1, "samples of a teacher", err)
+          ?: MT_NEW(out, s->n_samples + 1, "samples of a teacher", err);
     *n_rows = 0;
     for (uint64_t i = 0; i < s->n_samples && !rc; i++) {
-        e[i] = (struct entry){mt_dataset_sample_hash(d, i, true), *n_rows, count_rows(d, i, mask), 0};
-        *n_rows += e[i].n;
+        struct entry *e = &(*out)[i];
+        *e = (struct entry){mt_dataset_sample_hash(d, i, true), *n_rows, count_rows(d, i, mask), 0};
+        *n_rows += e->n;
     }
-    if (rc)
-        free(e);
-    else
-        *out = e;
     return rc;
 }
 
@@ -237,12 +235,6 @@ static int check(const mt_teacher *t, const struct mt_teacher_params *p, struct 
     return 0;
 }
 
-static int by_hash(const void *a, const void *b)
-{
-    const struct entry *x = a, *y = b;
-    return (x->hash > y->hash) - (x->hash < y->hash);
-}
-
 static int read_entries(const mt_teacher *t, struct entry **out, struct mt_err *err)
 {
     const struct mt_teacher_header *h = &t->header;
@@ -254,7 +246,7 @@ static int read_entries(const mt_teacher *t, struct entry **out, struct mt_err *
     if (mt_pread_all(t->fd, e, bytes, sizeof(*h)) || XXH3_64bits(e, bytes) != h->entries)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the list of samples, %zu bytes from byte %zu on, is damaged: make the "
                        "file again", t->path, bytes, sizeof(*h));
-    qsort(e, h->n_samples, sizeof(*e), by_hash);
+    qsort(e, h->n_samples, sizeof(*e), mt_compare_u64); /* by hash */
     return 0;
 }
 
@@ -267,7 +259,7 @@ static int find_samples(mt_teacher *t, struct mt_err *err)
     char at[200] = "";
     int rc = list_samples(&t->entry, t->data, &n_rows, err) ?: read_entries(t, &there, err);
     for (uint64_t i = 0; i < n && !rc; i++) {
-        const struct entry *e = bsearch(&t->entry[i], there, h->n_samples, sizeof(*there), by_hash);
+        const struct entry *e = bsearch(&t->entry[i], there, h->n_samples, sizeof(*there), mt_compare_u64);
         bool good = e && e->n == t->entry[i].n && e->first <= h->n_rows && e->n <= h->n_rows - e->first;
         if (!good && !missing++)
             mt_dataset_place(t->data, i, at, sizeof(at));

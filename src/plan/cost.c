@@ -92,7 +92,8 @@ static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
     }
     b->row_before = b->doc_before = b->doc_after = (chunks - 1) * len / 2;
     b->max_doc_len += b->doc_before;
-    return rc ? rc : mt_batch_seal(b, err);
+    mt_batch_seal(b);
+    return rc;
 }
 
 static int make_engine(mt_cost_table *t, struct mt_err *err)

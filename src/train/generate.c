@@ -229,7 +229,8 @@ static int fill_cached(struct generator *x, size_t *rows, struct mt_err *err)
             if (k && (left == 1) == lone)
                 rc = add_tokens(x, t, b, k, lone ? guesses_of(x, t, n) : 0, rows, err);
         }
-    return rc ? rc : mt_batch_seal(b, err);
+    mt_batch_seal(b);
+    return rc;
 }
 
 static int fill_whole(struct generator *x, size_t *rows, struct mt_err *err)
@@ -241,7 +242,7 @@ static int fill_whole(struct generator *x, size_t *rows, struct mt_err *err)
             continue;
         mt_batch_clear(b);
         rc = add_tokens(x, x->at[i], b, length_of(x->at[i]), 0, rows, err);
-        rc = rc ?: mt_batch_seal(b, err);
+        mt_batch_seal(b);
     }
     return rc;
 }

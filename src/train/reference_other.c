@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "train/memory.h"
 #include "train/reference.h"
 #include "weights/peft.h"
@@ -31,12 +32,6 @@ struct missing {
     size_t n, of;
     char at[160];
 };
-
-static int by_hash(const void *a, const void *b)
-{
-    const struct known *x = a, *y = b;
-    return (x->hash > y->hash) - (x->hash < y->hash);
-}
 
 static int add_line(struct known_list *k, const char *text, size_t len, const char *where,
                     struct mt_err *err)
@@ -73,7 +68,7 @@ static int read_file(struct known_list *k, const char *path, struct mt_err *err)
     if (!rc && ferror(f))
         rc = mt_fail(err, MT_ERR_INPUT, -EIO, "%s: it cannot be read", path);
     if (!rc && k->n)
-        qsort(k->items, k->n, sizeof(*k->items), by_hash);
+        qsort(k->items, k->n, sizeof(*k->items), mt_compare_u64); /* by hash */
     return rc;
 }
 
@@ -84,9 +79,8 @@ static void look_up(const mt_dataset *d, const struct known_list *k, double *of,
         size_t all = mt_dataset_sample(d, i / 2, NULL, NULL), chosen = mt_dataset_chosen(d, i / 2);
         if ((i % 2 ? all - chosen : chosen) == 0) /* of a rated item */
             continue;
-        const struct known want = {mt_dataset_sample_hash(d, i / 2, i % 2 == 0), 0};
-        const struct known *found =
-            k->n ? bsearch(&want, k->items, k->n, sizeof(want), by_hash) : NULL;
+        const uint64_t hash = mt_dataset_sample_hash(d, i / 2, i % 2 == 0);
+        const struct known *found = k->n ? bsearch(&hash, k->items, k->n, sizeof(*found), mt_compare_u64) : NULL;
         m->of++;
         if (found)
             of[i] = found->logp;

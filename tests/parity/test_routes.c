@@ -53,7 +53,7 @@ static void fill_batch(struct mt_batch *b, const cJSON *data, int first, int n)
             ids[len++] = (uint32_t)t->valueint;
         sound(mt_batch_add(b, ids, NULL, len, i, &err), &err);
     }
-    sound(mt_batch_seal(b, &err), &err);
+    mt_batch_seal(b);
 }
 
 static void *take(struct rig *r, size_t bytes)

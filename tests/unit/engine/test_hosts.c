@@ -91,7 +91,7 @@ static int make_step(struct mt_step_data *d, struct mt_batch *micro, size_t n, u
         rc |= mt_batch_init(&micro[m], TOKENS, 2, NULL);
         rc |= mt_batch_add(&micro[m], ids, NULL, 7 + m, 0, NULL);
         rc |= mt_batch_add(&micro[m], ids + 7 + m, NULL, TOKENS - 7 - m, 1, NULL);
-        rc |= mt_batch_seal(&micro[m], NULL);
+        mt_batch_seal(&micro[m]);
         d->n_tokens += micro[m].n_tokens;
         d->n_loss += micro[m].n_loss;
     }
