@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "answers.h"
 
-#include <errno.h>
-
 #include "base/clock.h"
 #include "base/fs.h"
 #include "rounds.h"

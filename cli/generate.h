@@ -3,7 +3,6 @@
 
 #include "cli.h"
 #include "base/json.h"
-#include "base/strbuf.h"
 #include "data/text.h"
 #include "train/generate.h"
 

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Completions of a file of prompts, with their tokens and log-probabilities: rollouts, but for their rewards. */
-#include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/fs.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "generate.h"
 #include "report.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans of generation: passes of one new token of each text, by how many texts there are at once. */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 

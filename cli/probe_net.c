@@ -5,7 +5,6 @@
  * order of pairs, and send it what they have measured.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

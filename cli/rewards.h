@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_REWARDS_H
-#define CLI_REWARDS_H
+#pragma once
 
-#include "base/err.h"
 #include "base/json.h"
 
 /**
@@ -12,5 +10,3 @@
  * -ENOENT: no check has that name. -EINVAL: the record lacks what it needs; *err names it.
  */
 int cli_reward(double *out, const char *check, const cJSON *rollout, const char *place, struct mt_err *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rounds.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_ROUNDS_H
-#define CLI_ROUNDS_H
+#pragma once
 
 #include "cli.h"
 
@@ -26,5 +25,3 @@ int cli_give_rewards(const struct mt_config *cfg, const char *from, const char *
                      struct mt_err *err);
 /** Makes `path` another name of a file, at once. */
 int cli_link_as(const char *path, const char *file, struct mt_err *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "score_choices.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"

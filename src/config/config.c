@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/strbuf.h"

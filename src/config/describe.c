@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the table of keys says to users: lists, tables, one key, a file with all of them. */
 #include <ctype.h>
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 

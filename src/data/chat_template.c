@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "data/chat_template.h"
 
-#include <errno.h>
 #include <string.h>
 
 #include "base/fs.h"

@@ -6,7 +6,6 @@
 #include <stdint.h>
 
 #include "base/err.h"
-#include "base/strbuf.h"
 #include "config/config.h"
 #include "data/batch.h"
 #include "data/notes.h"

@@ -14,7 +14,6 @@
 #include "base/units.h"
 #include "data/answers.h"
 #include "data/columns.h"
-#include "data/dataset.h"
 #include "data/rollouts.h"
 
 static int read_text(struct mt_sample_reader *r, const cJSON *o, const char *where,

@@ -3,7 +3,6 @@
 #include "machine/measure.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/mem.h"
 #include "device/op.h"

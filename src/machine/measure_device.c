@@ -2,7 +2,6 @@
 /* The device on which something is measured, and what is short enough for it. */
 #include "machine/measure_device.h"
 
-#include "device/op.h"
 #include "kinds/kinds.h"
 #include "machine/products.h"
 

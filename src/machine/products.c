@@ -2,8 +2,6 @@
 #include "machine/products.h"
 
 #include <ctype.h>
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/fs.h"

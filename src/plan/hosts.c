@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A step that several hosts share: what it cannot have yet, and what follows for its placement. */
-#include <errno.h>
 #include <string.h>
 
 #include "base/mem.h"

@@ -6,7 +6,6 @@
  */
 #include "schedule/build.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -14,7 +14,6 @@
  * under way at once. So no two hosts wait for each other: of all instructions that have not ended, the first of the
  * whole program can always go on.
  */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -12,7 +12,6 @@
  * Each lane has buffers of its own, and an object may be in a buffer of several. What another lane will read is stored
  * right after its last write, as if it were to be evicted, and loaded there from its home.
  */
-#include <errno.h>
 
 #include "base/mem.h"
 #include "schedule/placer.h"

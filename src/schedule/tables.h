@@ -2,7 +2,6 @@
 #pragma once
 
 #include <stdbool.h>
-#include <stdint.h>
 
 #include "device/device.h"
 #include "settings/settings.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/blocks.h"
 
-#include <errno.h>
 #include <stdlib.h>
 
 #include "base/fs.h"

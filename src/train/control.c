@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/control.h"
 
-#include <errno.h>
-
 #include "base/clock.h"
 #include "train/cluster.h"
 

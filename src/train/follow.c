@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights and states on their way to the other hosts, and the steps that these make. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 

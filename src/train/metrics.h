@@ -2,7 +2,6 @@
 #pragma once
 
 #include "train/control.h"
-#include "train/feed.h"
 
 /**
  * A record a step or evaluation, to DIR/metrics.jsonl (doubles read back exactly), DIR/metrics.csv and TensorBoard, and

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A reference that is not in the session's planes: a file of `megatrain score`, another model, an adapter, or the model
  * as training began, of a run that goes on. */
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,7 +8,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "checkpoint/history.h"
 #include "train/best.h"
 #include "train/blocks.h"
 #include "train/cluster.h"
