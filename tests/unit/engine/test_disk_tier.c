@@ -14,6 +14,7 @@
 #include "base/philox.h"
 #include "engine/engine.h"
 #include "kinds/kinds.h"
+#include "made_batch.h"
 #include "model/ranges.h"
 #include "test.h"
 #include "weights/weights.h"
@@ -146,12 +147,7 @@ static void make_data(struct trainer *t)
         uint32_t ids[TOKENS];
         for (size_t i = 0; i < TOKENS; i++)
             ids[i] = (uint32_t)(mt_philox_uniform(4, m, i) * 96);
-        assert_int_equal(mt_batch_init(&t->micro[m], TOKENS, 2, NULL), 0);
-        assert_int_equal(mt_batch_add(&t->micro[m], ids, NULL, 10, 0, NULL), 0);
-        assert_int_equal(mt_batch_add(&t->micro[m], ids + 10, NULL, TOKENS - 10, 1, NULL), 0);
-        mt_batch_seal(&t->micro[m]);
-        t->data.n_tokens += t->micro[m].n_tokens;
-        t->data.n_loss += t->micro[m].n_loss;
+        made_batch(&t->data, &t->micro[m], TOKENS, ids, TOKENS, 10);
     }
     t->data.micro = t->micro;
     t->data.cap = t->data.n = MICRO;

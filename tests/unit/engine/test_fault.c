@@ -12,6 +12,7 @@
 #include "device_fault.h"
 #include "engine/engine.h"
 #include "kinds/kinds.h"
+#include "made_batch.h"
 #include "test.h"
 
 enum { TOKENS = 12, MICRO = 2, BUDGET = 512 << 10 };
@@ -32,14 +33,9 @@ static void make_data(struct mt_step_data *sd, struct mt_batch *micro, uint32_t 
     uint32_t ids[TOKENS];
     *sd = (struct mt_step_data){.micro = micro, .cap = MICRO, .n = MICRO};
     for (int m = 0; m < MICRO; m++) {
-        assert_int_equal(mt_batch_init(&micro[m], TOKENS, 2, NULL), 0);
         for (uint32_t i = 0; i < TOKENS; i++)
             ids[i] = (i * stride + (uint32_t)m * 3) % 40;
-        assert_int_equal(mt_batch_add(&micro[m], ids, NULL, 5, 0, NULL), 0);
-        assert_int_equal(mt_batch_add(&micro[m], ids + 5, NULL, TOKENS - 5, 1, NULL), 0);
-        mt_batch_seal(&micro[m]);
-        sd->n_tokens += micro[m].n_tokens;
-        sd->n_loss += micro[m].n_loss;
+        made_batch(sd, &micro[m], TOKENS, ids, TOKENS, 5);
     }
 }
 
