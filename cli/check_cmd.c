@@ -16,13 +16,12 @@
 /* Whether the model is the one that the adapters of the checkpoint were trained on; reads all of it. */
 static int check_base(struct cli *cli, const struct mt_setup *s, const char *adapter, struct mt_err *err)
 {
-    struct mt_train_state state = {.step = 0};
+    MT_CLOSED_BY(mt_train_state_finish) struct mt_train_state state = {.step = 0};
     size_t n = 0;
     bool known = !mt_checkpoint_read_state(adapter, &state, NULL) && state.frozen && state.frozen->child;
     bool stored = s->in->cfg->model.init == MT_INIT_WEIGHTS;
     int rc = !known || !stored ? 0
                  : mt_weights_verify_base(s->choice.layout, s->in->model_dir, state.frozen, &n, err);
-    mt_train_state_finish(&state);
     if (rc || cli->quiet)
         return rc;
     if (n)
@@ -37,15 +36,10 @@ static int check_base(struct cli *cli, const struct mt_setup *s, const char *ada
 /* Removes what the check has made: the folder, and its parents up to `top`, as far as they are empty. */
 static void remove_made(const char *dir, size_t top)
 {
-    char path[4200];
-    mt_path_printf(path, sizeof(path), "%s/.lock", dir);
-    unlink(path);
+    unlink(MT_PATH("%s/.lock", dir));
     for (size_t n = strlen(dir); n >= top; n--)
-        if (n == strlen(dir) || dir[n] == '/') {
-            mt_path_printf(path, sizeof(path), "%.*s", (int)n, dir);
-            if (rmdir(path))
-                return;
-        }
+        if ((n == strlen(dir) || dir[n] == '/') && rmdir(MT_PATH("%.*s", (int)n, dir)))
+            return;
 }
 
 /* Whether checkpoints can be saved in the folder, as a run tries it before its first step; it is left as it was. */
@@ -70,7 +64,6 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args, struct mt_err *e
     MT_CLOSED_BY(mt_inputs_finish) struct mt_inputs in = {0};
     MT_CLOSED_BY(mt_setup_finish) struct mt_setup setup = {0};
     struct mt_memory memory;
-    struct mt_st_model st;
     int rc = cli_load_config(&cfg, MT_TO_TRAIN, args, err)
           ?: cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), err)
           ?: mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, err);
@@ -78,9 +71,8 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args, struct mt_err *e
         mt_inputs_say_rate(&in);
     rc = rc ?: mt_setup_open(&setup, &in, MT_RUN_TRAIN, err);
     if (!rc && cfg->model.init == MT_INIT_WEIGHTS) {
+        MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
         rc = mt_st_open_dir(&st, in.model_dir, err);
-        if (!rc)
-            mt_st_close(&st);
     }
     if (!rc && mt_path_exists(cfg->checkpoint.dir) && !mt_is_dir(cfg->checkpoint.dir))
         rc = mt_fail(err, MT_ERR_USAGE, -ENOTDIR, "checkpoint.dir = %s is a file: name a folder", cfg->checkpoint.dir);

@@ -228,8 +228,8 @@ static void look_at_data(struct init_lines *f, bool task_given, const struct mt_
 /* Whether the lines fit here; then how much they take. */
 static int try_memory(struct init_lines *f, struct mt_err *err)
 {
-    struct plan_view v = {0};
-    struct cli_args args;
+    MT_CLOSED_BY(init_finish_options) struct cli_args args = {0};
+    MT_CLOSED_BY(plan_view_close) struct plan_view v = {0};
     char a[32], b[32];
     int rc = init_options(&args, f, NULL) ? plan_view_open(&v, NULL, &args, err) : mt_fail_nomem(err, "the lines", 0);
     rc = rc ?: plan_view_resolve(&v, err);
@@ -239,8 +239,6 @@ static int try_memory(struct init_lines *f, struct mt_err *err)
         init_set(f, "memory.host_budget", "auto", "%s of %s here%s", mt_format_bytes(a, sizeof(a), v.choice.host_bytes),
             mt_format_bytes(b, sizeof(b), v.request.placement.host_budget.bytes), v.machine.cpu ? ", with the device" : "");
     }
-    plan_view_close(&v);
-    init_finish_options(&args);
     return rc;
 }
 

@@ -135,18 +135,15 @@ const char *init_value(const struct init_lines *f, const char *key, const char *
 
 int init_task_named(const struct init_task **out, const char *name, struct mt_err *err)
 {
-    struct mt_str all = {0};
+    MT_STR_FREED struct mt_str all = {0};
     for (size_t i = 0; i < MT_ARRAY_LEN(tasks); i++) {
         mt_str_printf(&all, "%s%s", i ? ", " : "", tasks[i].name);
         if (name ? strcmp(tasks[i].name, name) : i > 0)
             continue;
         *out = &tasks[i];
-        mt_str_finish(&all);
         return 0;
     }
-    int rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--task \"%s\": there are %s", name, all.p ? all.p : "");
-    mt_str_finish(&all);
-    return rc;
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--task \"%s\": there are %s", name, all.p ? all.p : "");
 }
 
 static const struct cli_option set_option = {.name = "set", .arg = "SEC.KEY=VALUE"};

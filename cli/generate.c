@@ -21,12 +21,11 @@ int cli_read_prompts(struct cli_generation *p, struct mt_err *err)
 {
     FILE *f = strcmp(p->file, "-") ? fopen(p->file, "re") : stdin;
     MT_FREED char *line = NULL;
-    char place[4200];
     size_t cap = 0, number = 0;
     int rc = f ? 0 : mt_fail(err, MT_ERR_INPUT, -errno, "cannot read %s: %s", p->file, strerror(errno));
     for (ssize_t n; !rc && (n = getline(&line, &cap, f)) >= 0;) {
         cJSON *o = NULL;
-        snprintf(place, sizeof(place), "%s:%zu", p->file, ++number);
+        const char *place = MT_PATH("%s:%zu", p->file, ++number);
         if (strspn(line, " \t\r\n") == (size_t)n)
             continue;
         rc = mt_json_parse(&o, line, (size_t)n, place, MT_ERR_INPUT, err);

@@ -48,11 +48,9 @@ static int watch(const struct pages *p, int seconds, struct mt_err *err)
 
 int cli_cmd_report(struct cli *cli, const struct cli_args *args, struct mt_err *err)
 {
-    char html[4200];
     struct pages p = {args, cli_arg(args, "html"), cli_arg(args, "svg")};
     int seconds = (int)cli_whole(args, "watch", 0);
-    mt_path_printf(html, sizeof(html), "%s/report.html", args->operands[0]);
-    p.html = p.html ? p.html : html;
+    p.html = p.html ? p.html : MT_PATH("%s/report.html", args->operands[0]);
     if (seconds) {
         struct sigaction stop = {.sa_handler = on_stop};
         sigaction(SIGINT, &stop, NULL);

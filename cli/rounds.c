@@ -46,13 +46,8 @@ static void pass_on(int signo)
         kill((pid_t)child, signo);
 }
 
-static void path_of(const struct rounds *r, uint64_t round, const char *end, char path[4200])
-{
-    mt_path_printf(path, 4200, "%s/round-%llu%s", r->dir, (unsigned long long)round, end);
-}
-
 /* Of what a round makes in turn: the first has the round's name. */
-static void path_of_batch(const struct rounds *r, uint64_t round, uint64_t again, const char *end, char path[4200])
+static void path_of(const struct rounds *r, uint64_t round, uint64_t again, const char *end, char path[4200])
 {
     char name[64] = "";
     if (again)
@@ -258,14 +253,13 @@ static void look(struct cli_rewards *t, const cJSON *o)
 int cli_give_rewards(const struct mt_config *cfg, const char *from, const char *to, struct cli_rewards *told,
                      struct mt_err *err)
 {
-    char asked[4300], place[4300];
+    const char *asked = MT_PATH("%s.rewards", to);
     MT_JSON_FREED cJSON *list = NULL, *rewards = NULL;
     cJSON *o;
     MT_STR_FREED struct mt_str text = {0};
     double none;
     bool wants = cfg->policy.reward[0], command = wants && cli_reward(&none, cfg->policy.reward, NULL, "", NULL) == -ENOENT;
     int rc = mt_path_exists(from) ? mt_json_read_lines(&list, from, err) : 0, i = 0;
-    mt_path_printf(asked, sizeof(asked), "%s.rewards", to);
     if (!rc && !cJSON_GetArraySize(list))
         rc = mt_fail(err, MT_ERR_INPUT, -ENODATA, "%s wrote no rollouts to %s", cfg->policy.rollouts, from);
     if (!rc && command)
@@ -275,7 +269,7 @@ int cli_give_rewards(const struct mt_config *cfg, const char *from, const char *
                      cJSON_GetArraySize(list));
     mt_json_begin();
     for (o = rc ? NULL : list->child; o && !rc; o = o->next, i++) {
-        mt_path_printf(place, sizeof(place), "%s:%d", from, i + 1);
+        const char *place = MT_PATH("%s:%d", from, i + 1);
         if (!cJSON_IsObject(o))
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON object", place);
         else if (wants)
@@ -297,8 +291,8 @@ static int make_batch(const struct rounds *r, struct batch *b, const char *whole
 {
     char again[32] = "";
     struct cli_rewards t;
-    path_of(r, b->round, ".tmp.jsonl", b->sampled);
-    path_of_batch(r, b->round, b->again, ".prompts.jsonl", b->prompts);
+    path_of(r, b->round, 0, ".tmp.jsonl", b->sampled);
+    path_of(r, b->round, b->again, ".prompts.jsonl", b->prompts);
     if (mt_path_exists(whole))
         return 0;
     unlink(b->sampled);
@@ -325,7 +319,7 @@ static int first_prompt(const struct rounds *r, uint64_t round, uint64_t *at, st
     if (!round)
         return 0;
     for (uint64_t k = (uint64_t)r->cfg->policy.refill + 1; k-- > 0 && !(*path && mt_path_exists(path));)
-        path_of_batch(r, round - 1, k, ".prompts.jsonl", path);
+        path_of(r, round - 1, k, ".prompts.jsonl", path);
     int rc = mt_json_read_lines(&list, path, err);
     double last = rc ? 0 : mt_json_number(cJSON_GetArrayItem(list, cJSON_GetArraySize(list) - 1), "group", -1);
     *at = (uint64_t)(last + 1);
@@ -377,7 +371,7 @@ static int refill(const struct rounds *r, uint64_t round, const char *whole, int
     for (; !rc && !*code && b.again <= most && differ < n; b.again++, b.at += b.n) {
         MT_JSON_FREED cJSON *list = NULL;
         b.n = n - differ;
-        path_of_batch(r, round, b.again, ".part.jsonl", part);
+        path_of(r, round, b.again, ".part.jsonl", part);
         rc = make_batch(r, &b, part, code, err);
         if (!rc && !*code)
             rc = mt_json_read_lines(&list, part, err);
@@ -391,12 +385,12 @@ static int refill(const struct rounds *r, uint64_t round, const char *whole, int
     if (rc || *code)
         return rc;
     for (size_t k = b.again; k <= most; k++) { /* of an earlier making of this round */
-        path_of_batch(r, round, k, ".prompts.jsonl", b.prompts);
+        path_of(r, round, k, ".prompts.jsonl", b.prompts);
         unlink(b.prompts);
     }
     rc = write_groups(kept, alike, n, whole, err);
     for (size_t k = 0; k < b.again && !rc; k++) {
-        path_of_batch(r, round, k, ".part.jsonl", part);
+        path_of(r, round, k, ".part.jsonl", part);
         unlink(part);
     }
     if (!rc)
@@ -429,7 +423,7 @@ int cli_link_as(const char *data, const char *whole, struct mt_err *err)
 static int train(const struct rounds *r, const char *data, uint64_t step, uint64_t end, int *code)
 {
     struct job j = {.n = 0};
-    char number[32], train[4300], *given[MOST_WORDS] = {NULL};
+    char number[32], *given[MOST_WORDS] = {NULL};
     size_t n = 0;
     word(&j, "/proc/self/exe");
     if (r->cli->quiet)
@@ -445,8 +439,7 @@ static int train(const struct rounds *r, const char *data, uint64_t step, uint64
             word(&j, given[n++]);
     }
     snprintf(number, sizeof(number), "--max-steps=%llu", (unsigned long long)(end - step));
-    mt_path_printf(train, sizeof(train), "--set=data.train=%s", data);
-    word(&j, train);
+    word(&j, MT_PATH("--set=data.train=%s", data));
     word(&j, "--set=data.format=rollouts");
     word(&j, "--resume");
     word(&j, number);
@@ -461,12 +454,12 @@ static int train(const struct rounds *r, const char *data, uint64_t step, uint64
 
 static int run_round(struct rounds *r, uint64_t step, int *code, struct mt_err *err)
 {
-    char whole[4200], data[4200];
+    char whole[4200];
     uint64_t round = step / r->per, end = MT_MIN((round + 1) * r->per, r->steps);
     uint64_t n = (uint64_t)r->cfg->policy.prompts_per_round;
     struct batch b = {.round = round, .n = n, .at = round * n};
-    path_of(r, round, ".jsonl", whole);
-    mt_path_printf(data, sizeof(data), "%s/rollouts.jsonl", r->dir);
+    path_of(r, round, 0, ".jsonl", whole);
+    const char *data = MT_PATH("%s/rollouts.jsonl", r->dir);
     int rc = r->cfg->policy.refill && !mt_path_exists(whole) ? refill(r, round, whole, code, err)
                                                              : make_batch(r, &b, whole, code, err);
     if (!rc && !*code)
@@ -479,7 +472,7 @@ static int check(struct rounds *r, struct mt_err *err)
     const struct mt_config *c = r->cfg;
     struct mt_numerics n;
     char first[4200];
-    path_of(r, 0, ".prompts.jsonl", first);
+    path_of(r, 0, 0, ".prompts.jsonl", first);
     r->steps = (uint64_t)c->train.steps;
     r->per = (uint64_t)c->policy.steps_per_round;
     if (!strcmp(c->policy.loss, "off") || !c->policy.prompts[0] || !r->steps)

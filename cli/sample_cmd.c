@@ -84,12 +84,10 @@ static bool add_message(cJSON *messages, const char *role, const char *text, siz
 
 static int encode_messages(struct cli_generation *p, cJSON *messages, struct mt_err *err)
 {
-    cJSON *list = cJSON_CreateArray(), *record = cJSON_CreateObject();
-    int rc = mt_json_append(list, record) && cJSON_AddItemReferenceToObject(record, "messages", messages)
-                 ? 0 : mt_fail_nomem(err, "a conversation", 1);
-    rc = rc ?: mt_text_encode(&p->text, list, true, p->ids, err);
-    cJSON_Delete(list);
-    return rc;
+    MT_JSON_FREED cJSON *list = cJSON_CreateArray();
+    cJSON *record = cJSON_CreateObject();
+    return mt_json_append(list, record) && cJSON_AddItemReferenceToObject(record, "messages", messages)
+               ? mt_text_encode(&p->text, list, true, p->ids, err) : mt_fail_nomem(err, "a conversation", 1);
 }
 
 /* Does the last turn fit the context with an answer where it stands alone? */

@@ -11,16 +11,14 @@
 /* Runs setup_data.py, which lies beside the data helper, in place of this process. */
 int cli_cmd_setup_data(struct cli *, const struct cli_args *, struct mt_err *)
 {
-    char *dir = mt_helper_dir(), script[4096], home[4096], target[4096];
+    MT_FREED char *dir = mt_helper_dir();
+    char home[4096];
     if (!dir) {
         fprintf(stderr, "megatrain: the data helper is not found: set MEGATRAIN_DATA_HELPER to its path\n");
         return EXIT_RUNTIME;
     }
-    mt_path_printf(script, sizeof(script), "%s/setup_data.py", dir);
     mt_data_home(home, sizeof(home));
-    mt_path_printf(target, sizeof(target), "%s/python", home);
-    free(dir);
-    execlp("python3", "python3", script, target, (char *)NULL);
+    execlp("python3", "python3", MT_PATH("%s/setup_data.py", dir), MT_PATH("%s/python", home), (char *)NULL);
     fprintf(stderr, "megatrain: cannot run python3: %s\n", strerror(errno));
     return EXIT_RUNTIME;
 }

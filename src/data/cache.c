@@ -23,7 +23,7 @@
 
 static int hash_file(XXH3_state_t *state, const char *path, bool needed, struct mt_err *err)
 {
-    char buf[65536], what[4200];
+    char buf[65536];
     MT_STREAM_CLOSED FILE *f = fopen(path, "re");
     if (!f && !needed)
         return 0;
@@ -33,8 +33,7 @@ static int hash_file(XXH3_state_t *state, const char *path, bool needed, struct 
     struct mt_read_progress progress;
     struct stat st;
     size_t n;
-    snprintf(what, sizeof(what), "comparing %s with the cache", path);
-    mt_read_progress_begin(&progress, what, fstat(fileno(f), &st) ? 0 : (uint64_t)st.st_size);
+    mt_read_progress_begin(&progress, MT_PATH("comparing %s with the cache", path), fstat(fileno(f), &st) ? 0 : (uint64_t)st.st_size);
     while ((n = fread(buf, 1, sizeof(buf), f)) > 0) {
         XXH3_64bits_update(state, buf, n);
         mt_read_progress_add(&progress, n);
@@ -193,7 +192,7 @@ static int lock_cache(const char *dir, int *fd, struct mt_err *err)
 static int make_shard(const struct mt_source_file *f, const struct mt_dataset_params *p,
                       const char *path, uint64_t hash, struct mt_err *err)
 {
-    struct mt_shard_writer w;
+    MT_CLOSED_BY(mt_shard_writer_finish) struct mt_shard_writer w = {0};
     int rc = mt_shard_writer_open(&w, path, err);
     MT_CLOSED_BY(mt_samples_finish) struct mt_sample_reader r = {.format = p->format,
                                  .bytes = !strcmp(p->tokenizer, "byte"),
@@ -202,9 +201,7 @@ static int make_shard(const struct mt_source_file *f, const struct mt_dataset_pa
                                  .max_samples = p->max_samples,
                                  .out = &w,
                                  .header = {.vocab = p->vocab, .source_hash = hash}};
-    rc = rc ?: mt_samples_read_file(&r, f->path, err) ?: mt_shard_writer_commit(&w, &r.header, err);
-    mt_shard_writer_finish(&w);
-    return rc;
+    return rc ?: mt_samples_read_file(&r, f->path, err) ?: mt_shard_writer_commit(&w, &r.header, err);
 }
 
 static void tell_progress(const cJSON *e, const char *path)

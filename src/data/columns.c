@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-
 static const char FIELDS[] = " messages conversations prompt completion chosen rejected label instruction input output "
                              "system history tools text input_ids labels attention_mask chat_template_kwargs prompt_ids "
                              "completion_ids chosen_ids rejected_ids token_ids mask completion_mask logprobs old_logprobs "

@@ -100,7 +100,8 @@ char *mt_helper_dir(void)
 /* The first python3 of PATH's folders that have whole names: others are below the working folder. */
 static char *python_of_path(void)
 {
-    char *path = strdup(getenv("PATH") ? getenv("PATH") : "/usr/local/bin:/usr/bin:/bin"), *save = NULL, *found = NULL;
+    MT_FREED char *path = strdup(getenv("PATH") ? getenv("PATH") : "/usr/local/bin:/usr/bin:/bin");
+    char *save = NULL, *found = NULL;
     for (char *dir = path ? strtok_r(path, ":", &save) : NULL; dir && !found; dir = strtok_r(NULL, ":", &save)) {
         char *p = *dir == '/' ? mt_path_join(dir, "python3") : NULL;
         if (p && !access(p, X_OK))
@@ -108,7 +109,6 @@ static char *python_of_path(void)
         else
             free(p);
     }
-    free(path);
     return found ?: strdup("/usr/bin/python3");
 }
 
@@ -125,7 +125,8 @@ static char *find_python(const char *script)
     const char *given = getenv("MEGATRAIN_PYTHON");
     if (given && *given)
         return strdup(given);
-    char *dir = strdup(script), *slash = dir ? strrchr(dir, '/') : NULL;
+    MT_FREED char *dir = strdup(script);
+    char *slash = dir ? strrchr(dir, '/') : NULL;
     if (slash)
         *slash = 0;
     char *places[] = {slash ? join3(dir, "..", ".venv-data/bin/python") : NULL, python_below(mt_data_home),
@@ -138,15 +139,13 @@ static char *find_python(const char *script)
         else
             free(places[i]);
     }
-    free(dir);
     return found;
 }
 
 char *mt_helper_python(void)
 {
-    char *script = find_script(), *python = script ? find_python(script) : NULL;
-    free(script);
-    return python;
+    MT_FREED char *script = find_script();
+    return script ? find_python(script) : NULL;
 }
 
 static int no_environment(const char *script, const char *why, struct mt_err *err)

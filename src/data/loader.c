@@ -29,7 +29,7 @@ struct mt_loader {
 static void *loader_main(void *arg)
 {
     mt_loader *l = arg;
-    pthread_mutex_lock(&l->lock);
+    MT_LOCKED(&l->lock);
     while (!l->quit) {
         if (l->wanted == NOTHING || l->wanted == l->made) {
             pthread_cond_wait(&l->changed, &l->lock);
@@ -46,7 +46,6 @@ static void *loader_main(void *arg)
         l->err = err;
         pthread_cond_broadcast(&l->changed);
     }
-    pthread_mutex_unlock(&l->lock);
     return NULL;
 }
 

@@ -194,7 +194,6 @@ static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, str
                       struct mt_err *err)
 {
     MT_FREED char *line = NULL;
-    char where[4200];
     size_t cap = 0, number = 0;
     ssize_t len;
     int rc = 0;
@@ -207,7 +206,7 @@ static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, str
         if (!n)
             continue;
         MT_JSON_FREED cJSON *o = NULL;
-        snprintf(where, sizeof(where), "%s:%zu", path, number);
+        const char *where = MT_PATH("%s:%zu", path, number);
         if (memchr(line, 0, n))
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the line contains a zero byte", where);
         if (!rc && escapes_zero(line, n))
@@ -228,15 +227,12 @@ static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, str
 static int read_array(struct mt_sample_reader *r, const char *path, struct mt_err *err)
 {
     MT_JSON_FREED cJSON *root = NULL;
-    char where[4200];
     size_t i = 0;
     int rc = mt_json_read_file(&root, path, MT_ERR_INPUT, err);
     if (!rc && !cJSON_IsArray(root))
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON array of samples, nor a JSON object a line", path);
-    for (cJSON *v = rc ? NULL : root->child; v && !rc && !has_enough(r); v = v->next, i++) {
-        snprintf(where, sizeof(where), "%s[%zu]", path, i);
-        rc = read_object(r, v, where, i, err);
-    }
+    for (cJSON *v = rc ? NULL : root->child; v && !rc && !has_enough(r); v = v->next, i++)
+        rc = read_object(r, v, MT_PATH("%s[%zu]", path, i), i, err);
     return rc;
 }
 
@@ -276,7 +272,8 @@ static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, cha
  */
 static int begin(FILE *f, const char *path, char *first, bool *object, struct mt_err *err)
 {
-    char *line = NULL, head[3] = "";
+    MT_FREED char *line = NULL;
+    char head[3] = "";
     size_t cap = 0, n = fread(head, 1, sizeof(head), f);
     ssize_t len = 0;
     bool zero = n > 1 && !head[0] != !head[1];
@@ -290,7 +287,6 @@ static int begin(FILE *f, const char *path, char *first, bool *object, struct mt
     while (len > 0 && strchr(" \t\r\n", line[len - 1]))
         len--;
     *object = *first == '{' && line[len - 1] == '}';
-    free(line);
     fseek(f, start, SEEK_SET);
     return 0;
 }

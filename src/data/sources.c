@@ -63,12 +63,9 @@ static char *shards_of(const char *path)
 /* Files in the snapshot and in folders of it. */
 static int list(glob_t *g, const char *snapshot)
 {
-    char path[2200];
     *g = (glob_t){0};
-    snprintf(path, sizeof(path), "%s/*.*", snapshot);
-    int rc = glob(path, 0, NULL, g);
-    snprintf(path, sizeof(path), "%s/*/*.*", snapshot);
-    int more = glob(path, g->gl_pathc ? GLOB_APPEND : 0, NULL, g);
+    int rc = glob(MT_PATH("%s/*.*", snapshot), 0, NULL, g);
+    int more = glob(MT_PATH("%s/*/*.*", snapshot), g->gl_pathc ? GLOB_APPEND : 0, NULL, g);
     return rc == GLOB_NOSPACE || more == GLOB_NOSPACE ? -ENOMEM : 0;
 }
 
@@ -346,7 +343,7 @@ static cJSON *first_record(const char *path)
     cJSON *record = NULL;
     MT_FD_CLOSED int fd = open(path, O_RDONLY | O_CLOEXEC);
     for (size_t size = 1 << 16; fd >= 0 && !record; size *= 4) {
-        char *buf = malloc(size);
+        MT_FREED char *buf = malloc(size);
         ssize_t n = buf ? pread(fd, buf, size, 0) : -1;
         const char *at = buf, *last = buf + MT_MAX(n, (ssize_t)0);
         at += n > 2 && !memcmp(buf, "\xef\xbb\xbf", 3) ? 3 : 0; /* a byte order mark */
@@ -354,7 +351,6 @@ static cJSON *first_record(const char *path)
             at++;
         if (at < last)
             record = cJSON_ParseWithLengthOpts(at, (size_t)(last - at), NULL, 0);
-        free(buf);
         if (n < (ssize_t)size)
             break; /* the whole file has been read */
     }

@@ -100,12 +100,11 @@ int mt_text_decode(const struct mt_text_params *p, const struct mt_text_sample *
         decode_bytes(samples, n, fn, ctx);
         return 0;
     }
-    cJSON *job = new_job(p, "decode"), *list = cJSON_AddArrayToObject(job, "samples");
+    MT_JSON_FREED cJSON *job = new_job(p, "decode");
+    cJSON *list = cJSON_AddArrayToObject(job, "samples");
     for (size_t i = 0; i < n; i++)
         add_sample(list, &samples[i]);
-    int rc = mt_helper_run(job, on_pieces, &d, err);
-    cJSON_Delete(job);
-    return rc;
+    return mt_helper_run(job, on_pieces, &d, err);
 }
 
 static uint32_t *numbers(const cJSON *list, size_t *n)

@@ -23,7 +23,7 @@ size_t mt_measure_operation_bytes(const struct mt_measure_params *mp, const stru
 
 static int run_once(mt_device *dev, const struct mt_metered *op, size_t *n_run, struct mt_err *err)
 {
-    mt_example *x = NULL;
+    MT_CLOSED_BY(mt_example_destroy) mt_example *x = NULL; /* waits */
     struct mt_err why;
     int rc = mt_example_create(&x, &(struct mt_example_params){.dev = dev, .shape = *op, .zero = true}, &why);
     if (rc == -ENOMEM)
@@ -32,7 +32,6 @@ static int run_once(mt_device *dev, const struct mt_metered *op, size_t *n_run, 
         *err = why;
     rc = rc ?: mt_example_submit(x, err);
     *n_run += !rc;
-    mt_example_destroy(&x); /* waits */
     return rc;
 }
 

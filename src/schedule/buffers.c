@@ -230,8 +230,9 @@ static void count_changes(const struct mt_program_params *p, int lane, const str
 static void count_live(const struct mt_program_params *p, int lane, size_t most[MT_N_POOLS])
 {
     size_t n = 2 * p->n_units + 2;
-    struct span *s = find_spans(p, lane);
-    int32_t(*change)[MT_N_POOLS] = mt_calloc(n, sizeof(*change)), live[MT_N_POOLS] = {0}, peak[MT_N_POOLS] = {0};
+    MT_FREED struct span *s = find_spans(p, lane);
+    MT_FREED int32_t(*change)[MT_N_POOLS] = mt_calloc(n, sizeof(*change));
+    int32_t live[MT_N_POOLS] = {0}, peak[MT_N_POOLS] = {0};
     if (s && change)
         count_changes(p, lane, s, change);
     for (size_t at = 0; s && change && at < n; at++)
@@ -243,8 +244,6 @@ static void count_live(const struct mt_program_params *p, int lane, size_t most[
         most[i] = MT_MAX(most[i], (size_t)peak[i]);
     for (size_t v = 0; !(s && change) && v < p->n_values; v++)
         most[mt_program_pool_of(p, &p->values[v])] += mt_value_objects(p, &p->values[v]);
-    free(s);
-    free(change);
 }
 
 /* Objects of the kind, one per unit with weights; at most two at once if they leave the device as soon as made, and

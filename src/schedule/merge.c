@@ -122,9 +122,8 @@ int mt_placed_merge(struct mt_program *out, struct mt_program *draft, struct mt_
     out->n_instrs = out->cap_instrs = 0;
     mt_grow(&out->instrs, &out->cap_instrs, total + 1, sizeof(*out->instrs));
     size_t n_pos = q->loads.n + q->stores.n + q->compute.n + q->host.n;
-    int32_t *pos = mt_calloc(n_pos, sizeof(*pos));
+    MT_FREED int32_t *pos = mt_calloc(n_pos, sizeof(*pos));
     if (!out->instrs || !pos) {
-        free(pos);
         mt_program_finish(out);
         return mt_fail_nomem(err, "a step program", total * sizeof(*out->instrs));
     }
@@ -132,7 +131,6 @@ int mt_placed_merge(struct mt_program *out, struct mt_program *draft, struct mt_
     m.group_end = m.store_pos + q->stores.n;
     m.host_pos = m.group_end + q->compute.n;
     merge_all(&m);
-    free(pos);
     return 0;
 }
 

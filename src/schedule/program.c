@@ -160,7 +160,8 @@ static void prune(struct mt_instr *in, int n, const int32_t *clock, const int32_
 int mt_program_prune_waits(struct mt_program *out, struct mt_err *err)
 {
     size_t n = (size_t)mt_n_queues(out->n_lanes);
-    int32_t *clock = mt_calloc(out->n_instrs, n * sizeof(*clock)), last[MT_MAX_QUEUES] = MT_NO_WAITS;
+    MT_FREED int32_t *clock = mt_calloc(out->n_instrs, n * sizeof(*clock));
+    int32_t last[MT_MAX_QUEUES] = MT_NO_WAITS;
     int32_t ended[MT_MAX_QUEUES] = MT_NO_WAITS; /* by queue: what is known to have ended when the next one starts */
     if (!clock)
         return mt_fail_nomem(err, "a step program", out->n_instrs * n * sizeof(*clock));
@@ -175,6 +176,5 @@ int mt_program_prune_waits(struct mt_program *out, struct mt_err *err)
             if (in->wait[q] >= 0)
                 out->instrs[in->wait[q]].signals = true;
     }
-    free(clock);
     return 0;
 }

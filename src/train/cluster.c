@@ -223,7 +223,7 @@ static void *beat(void *arg)
 {
     mt_cluster *c = arg;
     const struct mt_cluster_command here = {.op = MT_CLUSTER_BEAT};
-    pthread_mutex_lock(&c->lock);
+    MT_LOCKED(&c->lock);
     while (!c->quit) {
         struct timespec t;
         clock_gettime(CLOCK_REALTIME, &t);
@@ -232,7 +232,6 @@ static void *beat(void *arg)
         if (!c->quit && !c->rc && !c->broken)
             c->rc = command_all(c, &here, &c->why);
     }
-    pthread_mutex_unlock(&c->lock);
     return NULL;
 }
 
@@ -269,10 +268,7 @@ static void stop_beating(mt_cluster *c)
 {
     if (!c->beating)
         return;
-    pthread_mutex_lock(&c->lock);
-    c->quit = true;
-    pthread_cond_signal(&c->quits);
-    pthread_mutex_unlock(&c->lock);
+    mt_raise(&c->lock, &c->quits, &c->quit);
     pthread_join(c->beats, NULL);
     c->beating = false;
 }
@@ -347,13 +343,11 @@ int mt_cluster_send_config(mt_cluster *c, const struct mt_setup *s, struct mt_er
     mt_net_set_deadline(c->net, c->timeout);
     const struct mt_cluster_command config = {.op = MT_CLUSTER_CONFIG, .at = text.len, .lr = c->timeout,
                                    .data = {mt_dataset_hash(in->data), mt_inputs_eval_hash(in), strlen(facts)}};
-    pthread_mutex_lock(&c->lock);
-    rc = command_all(c, &config, err)
-      ?: mt_cluster_tell_all(c, text.p, text.len, err)
-      ?: mt_cluster_tell_all(c, facts, strlen(facts), err)
-      ?: read_answers(c, err);
-    pthread_mutex_unlock(&c->lock);
-    return rc;
+    MT_LOCKED(&c->lock);
+    return command_all(c, &config, err)
+        ?: mt_cluster_tell_all(c, text.p, text.len, err)
+        ?: mt_cluster_tell_all(c, facts, strlen(facts), err)
+        ?: read_answers(c, err);
 }
 
 int mt_cluster_begin(mt_cluster *c, const struct mt_cluster_do *what, struct mt_err *err)

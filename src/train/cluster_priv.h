@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <pthread.h>
-
 #include "base/json.h"
+#include "base/lock.h"
 #include "train/cluster.h"
 
 /* What cluster.c, which speaks with the other hosts, and follow.c, which makes what is said, have in common. */

@@ -46,7 +46,7 @@ static int evaluate_step(const struct evaluation *e, mt_sampler *sampler, const 
 static int evaluate_on(const struct evaluation *e, mt_sampler *sampler, struct mt_cluster_do on,
                        const double *reference, struct mt_eval_report *out, bool *unread, struct mt_err *err)
 {
-    struct mt_step_data data;
+    MT_CLOSED_BY(mt_step_data_finish) struct mt_step_data data = {0};
     struct mt_eval_result sum = {.reference = reference};
     int64_t t0 = mt_now_ns();
     int rc = mt_step_data_init(&data, sampler, err);
@@ -60,7 +60,6 @@ static int evaluate_on(const struct evaluation *e, mt_sampler *sampler, struct m
         rc = mt_train_heed(e->control, e->learner, on.at, steps, rc, err);
         rc = rc == MT_AGAIN ? 0 : rc;
     }
-    mt_step_data_finish(&data);
     if (rc)
         return rc;
     out->n_loss = sum.n_loss;

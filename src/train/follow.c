@@ -63,7 +63,7 @@ int mt_cluster_move(void *setup, const struct mt_plane_part *part, struct mt_err
     const int owner = mt_program_owner(&s->choice.engine.program, part->unit);
     struct mt_cluster_command what = {.op = part->write ? MT_CLUSTER_PUT : MT_CLUSTER_GET,
                                       .data = {part->unit, part->kind}};
-    pthread_mutex_lock(&c->lock);
+    MT_LOCKED(&c->lock);
     int rc = mt_cluster_ready(c, err);
     for (size_t done = 0; done < part->n && !rc; done += what.data[2]) {
         char *p = (char *)part->mem + done;
@@ -73,9 +73,7 @@ int mt_cluster_move(void *setup, const struct mt_plane_part *part, struct mt_err
           ?: part->write ? mt_net_send(c->net, owner, p, what.data[2], err)
                          : mt_net_recv(c->net, owner, p, what.data[2], err);
     }
-    mt_cluster_note(c, rc);
-    pthread_mutex_unlock(&c->lock);
-    return rc;
+    return mt_cluster_note(c, rc);
 }
 
 /* GET or PUT, on the host that has the plane. */
@@ -149,12 +147,10 @@ int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struc
     int rc = find_out(&found, s->setup, err);
     const struct mt_cluster_command state = {.op = MT_CLUSTER_STATE, .at = found.len + 1,
                                              .data = {st->updates, st->blocks.updates}};
-    pthread_mutex_lock(&c->lock);
-    rc = rc ?: mt_cluster_tell_all(c, &state, sizeof(state), err)
-            ?: mt_cluster_tell_all(c, found.p, found.len + 1, err)
-            ?: pass_weights(c, s, true, err);
-    pthread_mutex_unlock(&c->lock);
-    return rc;
+    MT_LOCKED(&c->lock);
+    return rc ?: mt_cluster_tell_all(c, &state, sizeof(state), err)
+              ?: mt_cluster_tell_all(c, found.p, found.len + 1, err)
+              ?: pass_weights(c, s, true, err);
 }
 
 /* --- the weights, at each save -------------------------------------------------------------------------------- */
@@ -226,11 +222,9 @@ int mt_cluster_send_reference(mt_cluster *c, const struct mt_train_state *st, st
     if (!c || !st->reference)
         return 0;
     const struct mt_cluster_command what = {.op = MT_CLUSTER_REFERENCE, .at = st->n_reference};
-    pthread_mutex_lock(&c->lock);
-    int rc = mt_cluster_tell_all(c, &what, sizeof(what), err)
-          ?: mt_cluster_tell_all(c, st->reference, st->n_reference * sizeof(*st->reference), err);
-    pthread_mutex_unlock(&c->lock);
-    return rc;
+    MT_LOCKED(&c->lock);
+    return mt_cluster_tell_all(c, &what, sizeof(what), err)
+        ?: mt_cluster_tell_all(c, st->reference, st->n_reference * sizeof(*st->reference), err);
 }
 
 static int take_reference(mt_cluster *c, const struct mt_session *s, uint64_t n, struct mt_err *err)

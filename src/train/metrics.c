@@ -408,12 +408,11 @@ static struct mt_str row_of(const struct table *t, bool json, const cJSON *recor
 {
     struct mt_str row = {0};
     for (int i = 0; i < TRIES && !row.p; i++) {
-        char *text = json ? mt_json_print(record, false) : NULL;
+        MT_FREED char *text = json ? mt_json_print(record, false) : NULL;
         if (text)
             mt_str_printf(&row, "%s\n", text);
         else if (!json)
             put_csv(&row, t, record);
-        free(text);
         if (row.failed)
             mt_str_finish(&row);
     }

@@ -56,13 +56,11 @@ static int read_file(struct known_list *k, const char *path, struct mt_err *err)
 {
     MT_STREAM_CLOSED FILE *f = fopen(path, "re");
     MT_FREED char *line = NULL;
-    char where[4200];
     size_t cap = 0;
     ssize_t len;
     int rc = f ? 0 : mt_fail(err, MT_ERR_INPUT, -errno, "%s: %s", path, strerror(errno));
     for (size_t at = 1; !rc && (len = getline(&line, &cap, f)) > 0; at++) {
-        snprintf(where, sizeof(where), "%s:%zu", path, at);
-        rc = add_line(k, line, (size_t)len, where, err);
+        rc = add_line(k, line, (size_t)len, MT_PATH("%s:%zu", path, at), err);
     }
     if (!rc && ferror(f))
         rc = mt_fail(err, MT_ERR_INPUT, -EIO, "%s: it cannot be read", path);
@@ -114,7 +112,7 @@ static int choose_model(struct mt_config **out, const struct mt_inputs *in, stru
 {
     const char *dir = in->cfg->preference.reference;
     bool start = mt_reference_is_start(in), adapter = !start && mt_peft_is_folder(dir);
-    struct mt_config *c = NULL;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = NULL;
     int rc = mt_config_copy(&c, in->cfg, "chosen", err);
     if (!rc && !start)
         rc = mt_inputs_use_adapter(c, adapter ? dir : NULL, "preference.reference", err);
@@ -122,9 +120,8 @@ static int choose_model(struct mt_config **out, const struct mt_inputs *in, stru
         rc = mt_config_override(c, "model.path", dir, "preference.reference", err);
     if (!rc && !start)
         rc = mt_config_override(c, "model.init", "weights", "preference.reference", err);
-    if (rc)
-        mt_config_destroy(&c);
-    *out = c;
+    if (!rc)
+        *out = MT_GIVE(c);
     return rc;
 }
 

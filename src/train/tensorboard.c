@@ -109,18 +109,16 @@ int mt_tensorboard_open(struct mt_tensorboard **out, const char *dir, uint64_t s
                         struct mt_err *err)
 {
     MT_CLOSED_BY(mt_tensorboard_close) struct mt_tensorboard *t = NULL;
-    char host[128] = "host", path[4096];
+    char host[128] = "host";
     int rc = MT_NEW(&t, 1, "TensorBoard events", err);
     if (rc)
         return rc;
     gethostname(host, sizeof(host) - 1);
     make_crc_table(t->crc_table);
     t->file.fd = -1;
-    snprintf(path, sizeof(path), "%.3800s/tensorboard", dir);
-    rc = mt_mkdir_p(path, err);
-    snprintf(path, sizeof(path), "%.3800s/tensorboard/events.out.tfevents.%010lld.%s.%ld.0", dir,
-             (long long)time(NULL), host, (long)getpid());
-    rc = rc ?: mt_append_open(&t->file, path, false, err);
+    const char *path = MT_PATH("%.3800s/tensorboard/events.out.tfevents.%010lld.%s.%ld.0", dir, (long long)time(NULL), host,
+                               (long)getpid());
+    rc = mt_make_parent(path, err) ?: mt_append_open(&t->file, path, false, err);
     if (rc)
         return rc;
     write_start(t, step);

@@ -2,13 +2,13 @@
 #include "train/watch.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/fs.h"
+#include "base/lock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/thread.h"
@@ -135,7 +135,7 @@ static void tell_status(struct mt_watch *w)
 static void *watch_main(void *watch)
 {
     mt_watch *w = watch;
-    pthread_mutex_lock(&w->lock);
+    MT_LOCKED(&w->lock);
     while (!w->quit) {
         bool save = atomic_exchange(&w->control->save, false);
         for (size_t i = 0; i < w->control->n; i++) {
@@ -152,7 +152,6 @@ static void *watch_main(void *watch)
         until.tv_nsec %= SECOND_NS;
         pthread_cond_timedwait(&w->changed, &w->lock, &until);
     }
-    pthread_mutex_unlock(&w->lock);
     return NULL;
 }
 
@@ -197,9 +196,8 @@ void mt_watch_moved(mt_watch *w, size_t learner, const char *dir)
 {
     if (!w)
         return;
-    pthread_mutex_lock(&w->lock);
+    MT_LOCKED(&w->lock);
     open_folder(&w->of[learner], dir);
-    pthread_mutex_unlock(&w->lock);
 }
 
 void mt_watch_engine(mt_watch *w, struct mt_train_control *control, mt_engine *e)
@@ -216,10 +214,7 @@ void mt_watch_stop(mt_watch **watch)
     mt_watch *w = *watch;
     if (!w)
         return;
-    pthread_mutex_lock(&w->lock);
-    w->quit = true;
-    pthread_cond_signal(&w->changed);
-    pthread_mutex_unlock(&w->lock);
+    mt_raise(&w->lock, &w->changed, &w->quit);
     pthread_join(w->thread, NULL);
     destroy(w);
     *watch = NULL;
