@@ -30,7 +30,7 @@ static void check_state(const char *dir)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     const uint8_t *rest;
-    char state[256], manifest[256], sum[MT_SUM_TEXT];
+    char state[256], manifest[256];
     size_t n_rest, n = fuzz_split(data, size, &rest, &n_rest);
     bool full = !n || data[0] != ' ';
     const char *name = full ? MT_STATE_NAME : MT_MANIFEST_NAME, *dir = fuzz_folder();
@@ -43,13 +43,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_put("megatrain/seal.json", n_rest ? (const char *)rest : seal, n_rest ? n_rest : strlen(seal));
     free(seal);
     fuzz_put("model.safetensors", "\2\0\0\0\0\0\0\0{}", 10);
-    cJSON *o = NULL;
+    MT_SEALED_FREED struct mt_sealed sealed = {0};
     struct mt_checkpoint_id id = {0};
     struct mt_err err = {0};
-    bool is_full;
-    int rc = mt_seal_read(dir, &o, sum, &is_full, &err);
-    fuzz_assert(!rc == (o != NULL) && (!rc || err.msg[0]));
-    cJSON_Delete(o);
+    int rc = mt_seal_read(dir, &sealed, &err);
+    fuzz_assert(!rc == (sealed.json != NULL) && (!rc || err.msg[0]));
     if (!mt_checkpoint_identify(dir, &id, &err)) {
         fuzz_assert(!rc);
         mt_checkpoint_id_finish(&id);
