@@ -218,7 +218,7 @@ static void print_choices(const struct plan_view *v)
         printf("  memory.embedding      host       %s\n",
                r->placement.embedding == MT_EMBEDDING_HOST ? "as given" : "its update does not delay the step");
     if (c->placement.update == MT_UPDATE_BACKWARD) {
-        printf("  memory.update         backward  %s\n", r->placement.update == MT_UPDATE_BACKWARD
+        printf("  memory.update         backward   %s\n", r->placement.update == MT_UPDATE_BACKWARD
                                                             ? "as given" : "gradients take no memory, and no drives");
         printf("  memory.update_pending %-9lld  layers, the first ones, are updated under the next forward\n",
                (long long)c->placement.update_pending);
