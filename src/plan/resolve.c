@@ -74,7 +74,8 @@ static int check_longest(const struct mt_lay_out *o, struct mt_err *err)
                    "at most %lld", len, o->dir ? o->dir : hf->family->architecture, hf->family->longest_key, most, most);
 }
 
-bool mt_plan_is_delinked(const struct mt_config *c, const struct mt_resumed *resumed)
+/* Does each layer have weights of its own from there on, by train.delink_at? */
+static bool is_delinked(const struct mt_config *c, const struct mt_resumed *resumed)
 {
     return c->train.delink_at && resumed && resumed->step >= (uint64_t)c->train.delink_at;
 }
@@ -105,7 +106,7 @@ static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, c
         .n_matrices = (size_t)c->optimizer.matrices.n,
         .decay_embeddings = c->numerics.decay_embeddings,
         .cut = c->placement.unit == MT_CUT_HALVES ? mt_cut_half : mt_cut_layer,
-        .share = mt_plan_is_delinked(c, o->resumed) ? 1 : (int)c->model.share_layers,
+        .share = is_delinked(c, o->resumed) ? 1 : (int)c->model.share_layers,
         .adapter = adapter,
         .n_learners = n,
         .optimizer = optimizer_of(c),

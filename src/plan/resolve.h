@@ -77,8 +77,6 @@ struct mt_resumed {
                                 earlier version did not count them */
     bool rounds;             /* an earlier version began the run: a share of the steps is rounded to the nearest */
 };
-/** Does each layer have weights of its own from there on, by train.delink_at? */
-bool mt_plan_is_delinked(const struct mt_config *cfg, const struct mt_resumed *resumed);
 /** -EINVAL: model.freeze leaves nothing to train. */
 int mt_plan_check_trained(const struct mt_layout *l, struct mt_err *err);
 /**
