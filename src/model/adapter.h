@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_ADAPTER_H
-#define MT_MODEL_ADAPTER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -73,5 +72,3 @@ struct mt_adapter_shape {
     double alpha, scale;
 };
 struct mt_adapter_shape mt_adapter_shape_of(struct mt_adapter_spec *s, const char *module);
-
-#endif

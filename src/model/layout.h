@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_LAYOUT_H
-#define MT_MODEL_LAYOUT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -381,5 +380,3 @@ size_t mt_layout_value_bytes(const struct mt_layout *l, enum mt_role role, enum 
  * recomputation, attention included: the basis of utilisation.
  */
 double mt_layout_flops_per_token(const struct mt_layout *l, size_t seq_len);
-
-#endif

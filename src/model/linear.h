@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_LINEAR_H
-#define MT_MODEL_LINEAR_H
+#pragma once
 
 #include "model/product.h"
 
@@ -125,5 +124,3 @@ struct mt_mlp_act {
 };
 int mt_mlp_act(mt_model *m, const struct mt_mlp_act *a, struct mt_err *err);
 int mt_mlp_act_backward(mt_model *m, const struct mt_mlp_act *a, struct mt_err *err);
-
-#endif

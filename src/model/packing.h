@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_PACKING_H
-#define MT_MODEL_PACKING_H
+#pragma once
 
 #include "device/ops.h"
 #include "hf/safetensors.h"
@@ -133,5 +132,3 @@ size_t mt_packed_piece_rows(const struct mt_packed_piece *p);
 
 /** Do files have it as a tensor of its own, in the layout's order? */
 bool mt_packing_lies_alone(const struct mt_layout *l, const struct mt_tensor *t);
-
-#endif
