@@ -86,11 +86,11 @@ static __device__ __forceinline__ uint32_t row_of_codes(const struct mt_decode &
     return static_cast<uint32_t>(i / 8) / static_cast<uint32_t>(a.cols / 8);
 }
 
-/* Rows and columns of a block of FP8 or int4, as powers of two; 63: all. */
+/* Rows and columns of a block of FP8, as powers of two; 63: all. */
 struct block_bits {
     unsigned rows, cols;
 };
-static __device__ __forceinline__ block_bits block_bits_of(int format)
+static __device__ __forceinline__ block_bits fp8_bits_of(int format)
 {
     switch (format) {
     case MT_PACKED_FP8:
@@ -100,25 +100,30 @@ static __device__ __forceinline__ block_bits block_bits_of(int format)
     case MT_PACKED_FP8_32:
         return {5, 5};
     case MT_PACKED_FP8R:
-    case MT_PACKED_INT4R:
         return {0, 63};
     case MT_PACKED_FP8_1X128:
-    case MT_PACKED_INT4_128:
         return {0, 7};
     case MT_PACKED_FP8_1X64:
-    case MT_PACKED_INT4_64:
         return {0, 6};
     case MT_PACKED_FP8_1X32:
-    case MT_PACKED_INT4:
         return {0, 5};
     default:
         return {63, 63};
     }
 }
 
+/* Columns of a block of int4, as a power of two; 63: all. */
+static __device__ __forceinline__ unsigned int4_bits_of(int format)
+{
+    return format == MT_PACKED_INT4       ? 5
+           : format == MT_PACKED_INT4_64  ? 6
+           : format == MT_PACKED_INT4_128 ? 7
+                                          : 63;
+}
+
 static __device__ __forceinline__ size_t int4_block(const struct mt_decode &a, size_t i)
 {
-    unsigned bits = block_bits_of(a.format).cols;
+    unsigned bits = int4_bits_of(a.format);
     return bits == 63 ? row_of_codes(a, i) : i >> bits;
 }
 
@@ -137,7 +142,7 @@ template <int FORMAT> static __device__ __forceinline__ float shift_of(const str
     if (FORMAT != MT_PACKED_INT4 || !a.zeros)
         return 0;
     uint32_t row = row_of_codes(a, i);
-    size_t across = ((a.cols - 1) >> block_bits_of(a.format).cols) + 1, block = int4_block(a, i) - row * across;
+    size_t across = ((a.cols - 1) >> int4_bits_of(a.format)) + 1, block = int4_block(a, i) - row * across;
     return 8.0f - static_cast<float>(a.zeros[row / 8 * across + block] >> row % 8 * 4 & 15);
 }
 
@@ -170,7 +175,7 @@ static __device__ __forceinline__ float fp8_scale(const struct mt_decode &a, siz
 
 static __device__ __forceinline__ size_t fp8_block(const struct mt_decode &a, size_t row, size_t col)
 {
-    block_bits b = block_bits_of(a.format);
+    block_bits b = fp8_bits_of(a.format);
     size_t across = ((a.cols - 1) >> b.cols) + 1;
     return (row >> b.rows) * across + (col >> b.cols);
 }
