@@ -10,12 +10,10 @@ import random
 import re
 import shutil
 import struct
-import sys
-import tempfile
 
 from test_packed import bf16_bytes
-from test_released import compressed, run
-from tiny import SLOW, base, config, losses, megatrain, planes, read_safetensors, with_weights, write_data, write_ini, write_safetensors, write_model
+from test_released import HOMES, check_homes, compressed, copy, main, run
+from tiny import base, config, losses, megatrain, read_safetensors, with_weights, write_data, write_ini, write_model
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PLACE = [0, 4, 1, 5, 2, 6, 3, 7]  # of AWQ's outputs in a word
@@ -97,22 +95,6 @@ def tensors(r, stem, rows, cols, form):
     return {stem + name: tensor for name, tensor in out.items()}
 
 
-def set_config(path, quantization):
-    with open(f"{path}/config.json") as f:
-        c = json.load(f)
-    c.pop("quantization_config", None)
-    with open(f"{path}/config.json", "w") as f:
-        json.dump({**c, **({"quantization_config": quantization} if quantization else {})}, f)
-
-
-def copy(path, model, t, quantization):
-    shutil.copytree(model, path)
-    shutil.rmtree(f"{path}/megatrain", ignore_errors=True)
-    write_safetensors(f"{path}/model.safetensors", t)
-    set_config(path, quantization)
-    return path
-
-
 def write(path, model, form):
     """A copy of the model with matrices of its layers packed, and {stem: (shape, values)} of these."""
     r, decoded, t = random.Random(form), {}, read_safetensors(f"{model}/model.safetensors")
@@ -122,13 +104,6 @@ def write(path, model, form):
         t.update(tensors(r, stem, *shape, form))
         decoded[stem] = decode(t, stem, form)
     return copy(path, model, t, FORMS[form]), decoded
-
-
-def write_plain(path, packed, decoded, dtype):
-    t = {n: v for n, v in read_safetensors(f"{packed}/model.safetensors").items() if not any(n.startswith(d) for d in decoded)}
-    for stem, (shape, values) in decoded.items():
-        t[stem + "weight"] = dtype, shape, b"".join(map(bf16_bytes, values)) if dtype == "BF16" else struct.pack(f"<{len(values)}f", *values)
-    return copy(path, packed, t, None)
 
 
 def check_fixture():
@@ -213,14 +188,7 @@ def check(tmp, form):
     write_model(model, config("qwen3_moe", **shape, moe_intermediate_size=64) if "experts" in form else config(**shape))
     packed, decoded = write(os.path.join(tmp, "packed"), with_weights(tmp, model, data), form)
     assert len(decoded) == (2 * (3 + 24) if "experts" in form else 6 if form.startswith("awq") else 14)
-    for dtype in ("f32",) if SLOW else ("f32", "bf16"):
-        plain = write_plain(os.path.join(tmp, "plain-" + dtype), packed, decoded, dtype.upper())
-        want, _ = run(tmp, "of-plain-" + dtype, plain, data, model__dtype=dtype)
-        homes = {"host": {}, "drive": {"memory__base": "disk", "memory__unit": "half"}}
-        for name, home in {**homes, **({"files": {"memory__base": "files"}} if form.startswith("int4") else {})}.items():
-            got, _ = run(tmp, f"{name}-{dtype}", packed, data, model__dtype=dtype, **home)
-            assert losses(got) == losses(want), (form, dtype, name, losses(got), losses(want))
-            assert planes(f"{got}/checkpoint-3") == planes(f"{want}/checkpoint-3"), (form, dtype, name)
+    check_homes(tmp, packed, decoded, data, HOMES if form.startswith("int4") else ("host", "drive"), "weight")
     check_kept(tmp, form, packed, decoded, data)
     check_refusals(tmp, form, packed, data)
     if form == "awq-128":
@@ -229,8 +197,4 @@ def check(tmp, form):
 
 
 if __name__ == "__main__":
-    check_fixture()
-    for form in sys.argv[1:]:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as tmp:
-            check(tmp, form)
-    print("ok")
+    main(check_fixture, check)

@@ -19,6 +19,7 @@ from tiny import POISON, SLOW, base, config, losses, megatrain, planes, read_saf
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 E4M3 = [e4m3(c) for c in range(256)]
+HOMES = {"host": {}, "files": {"memory__base": "files"}, "drive": {"memory__base": "disk", "memory__unit": "half"}}
 
 
 def compressed(bits, strategy, form, **more):
@@ -107,36 +108,35 @@ def packed_names(form):
     return ("experts.gate_up_proj", "experts.down_proj") if "experts" in form else ("_proj.weight",)
 
 
+def copy(path, model, t, quantization):
+    """The model's folder with these tensors, and with this quantization_config, or None, in config.json."""
+    shutil.copytree(model, path)
+    shutil.rmtree(f"{path}/megatrain", ignore_errors=True)
+    write_safetensors(f"{path}/model.safetensors", t)
+    with open(f"{path}/config.json") as f:
+        c = json.load(f)
+    c.pop("quantization_config", None)
+    with open(f"{path}/config.json", "w") as f:
+        json.dump({**c, **({"quantization_config": quantization} if quantization else {})}, f)
+    return path
+
+
 def write(path, model, form):
     """A copy of the model with matrices of its layers packed, and {name: (shape, values)} of these."""
-    shutil.copytree(model, path)
-    shutil.rmtree(os.path.join(path, "megatrain"), ignore_errors=True)
-    file, r, decoded = os.path.join(path, "model.safetensors"), random.Random(form), {}
-    t = read_safetensors(file)
+    r, decoded, t = random.Random(form), {}, read_safetensors(f"{model}/model.safetensors")
     for name in [n for n in t if n.endswith(packed_names(form))]:
         shape, _ = t[name][1], t.pop(name)
         t.update(fp4_tensors(r, name, *shape, "modelopt" in form) if "fp4" in form else fp8_tensors(r, name, shape, form))
         decoded[name] = decode(t, name, form)
-    write_safetensors(file, t)
-    with open(os.path.join(path, "config.json")) as f:
-        c = json.load(f)
-    with open(os.path.join(path, "config.json"), "w") as f:
-        json.dump({**c, "quantization_config": FORMS[form]}, f)
-    return decoded
+    return copy(path, model, t, FORMS[form]), decoded
 
 
-def write_plain(path, packed, decoded, dtype):
-    shutil.copytree(packed, path)
-    file = os.path.join(path, "model.safetensors")
-    t = {n: v for n, v in read_safetensors(file).items() if not any(n.startswith(d) for d in decoded)}
+def write_plain(path, packed, decoded, dtype, suffix=""):
+    """The same model with what was packed in a plain dtype; names end with `suffix`."""
+    t = {n: v for n, v in read_safetensors(f"{packed}/model.safetensors").items() if not any(n.startswith(d) for d in decoded)}
     for name, (shape, values) in decoded.items():
-        t[name] = dtype, shape, b"".join(map(bf16_bytes, values)) if dtype == "BF16" else struct.pack(f"<{len(values)}f", *values)
-    write_safetensors(file, t)
-    with open(os.path.join(path, "config.json")) as f:
-        c = json.load(f)
-    del c["quantization_config"]
-    with open(os.path.join(path, "config.json"), "w") as f:
-        json.dump(c, f)
+        t[name + suffix] = dtype, shape, b"".join(map(bf16_bytes, values)) if dtype == "BF16" else struct.pack(f"<{len(values)}f", *values)
+    return copy(path, packed, t, None)
     return path
 
 
@@ -198,6 +198,25 @@ def check_refusals(tmp, form, packed, data):
         assert re.search("(up|gate)_proj", said) and "not finite" in said, said
 
 
+def check_homes(tmp, packed, decoded, data, homes, suffix=""):
+    """A run has the bits of the decoded model's, in both dtypes and from every home."""
+    for dtype in ("f32",) if SLOW else ("f32", "bf16"):
+        plain = write_plain(os.path.join(tmp, "plain-" + dtype), packed, decoded, dtype.upper(), suffix)
+        want, _ = run(tmp, "of-plain-" + dtype, plain, data, model__dtype=dtype)
+        for name in homes:
+            got, _ = run(tmp, f"{name}-{dtype}", packed, data, model__dtype=dtype, **HOMES[name])
+            assert losses(got) == losses(want), (dtype, name, losses(got), losses(want))
+            assert planes(f"{got}/checkpoint-3") == planes(f"{want}/checkpoint-3"), (dtype, name)
+
+
+def main(check_fixture, check):
+    check_fixture()
+    for form in sys.argv[1:]:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as tmp:
+            check(tmp, form)
+    print("ok")
+
+
 def check(tmp, form):
     data = write_data(os.path.join(tmp, "train.jsonl"))
     model = os.path.join(tmp, "made")
@@ -206,23 +225,12 @@ def check(tmp, form):
             write_model(model, {**json.load(f), "vocab_size": 272, "hidden_size": 72, "moe_intermediate_size": 64})
     else:
         write_model(model, config(hidden_size=144, intermediate_size=272, num_hidden_layers=2))
-    packed = os.path.join(tmp, "packed")
-    decoded = write(packed, with_weights(tmp, model, data), form)
+    packed, decoded = write(os.path.join(tmp, "packed"), with_weights(tmp, model, data), form)
     assert len(decoded) == (4 if "experts" in form else 14)
-    for dtype in ("f32",) if SLOW else ("f32", "bf16"):
-        plain = write_plain(os.path.join(tmp, "plain-" + dtype), packed, decoded, dtype.upper())
-        want, _ = run(tmp, "of-plain-" + dtype, plain, data, model__dtype=dtype)
-        for name, home in ("host", {}), ("files", {"memory__base": "files"}), ("drive", {"memory__base": "disk", "memory__unit": "half"}):
-            got, said = run(tmp, f"{name}-{dtype}", packed, data, model__dtype=dtype, **home)
-            assert losses(got) == losses(want), (form, dtype, name, losses(got), losses(want))
-            assert planes(f"{got}/checkpoint-3") == planes(f"{want}/checkpoint-3"), (form, dtype, name)
+    check_homes(tmp, packed, decoded, data, HOMES)
     check_kept(tmp, form, packed, data)
     check_refusals(tmp, form, packed, data)
 
 
 if __name__ == "__main__":
-    check_fixture()
-    for form in sys.argv[1:]:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as tmp:
-            check(tmp, form)
-    print("ok")
+    main(check_fixture, check)
