@@ -9,11 +9,6 @@
 
 enum { PIECE = 1 << 20 };
 
-static int bad(struct mt_err *err, const struct mt_st_model *st, const struct mt_st_tensor *t, const char *why)
-{
-    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" %s", st->files[t->file].path, t->name, why);
-}
-
 /* --- as it is ------------------------------------------------------------------------------------- */
 
 static int write_plane(mt_plane_set *planes, const struct mt_tensor *t, size_t at, size_t n, const void *src,
@@ -152,7 +147,8 @@ static int copy_piece(const struct file *f, const struct mt_tensor *t, const str
         size_t n = MT_MIN(piece, p->bytes - at);
         rc = read_summed(f, p, at, n, buf, err);
         if (!rc && planes && !mt_packed_is_finite(t->packed, t->scale, p->kind, at, buf, n))
-            rc = bad(err, f->st, f->src->codes, "holds weights that are not finite");
+            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" holds weights that are not finite",
+                         f->st->files[f->src->codes->file].path, f->src->codes->name);
         rc = rc ?: write_plane(planes, t, p->at + at, n, buf, err);
     }
     return rc;
@@ -172,7 +168,8 @@ int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *
     if (summer)
         mt_summer_begin(summer);
     if (src->format != t->packed || src->scale != t->scale)
-        rc = bad(err, st, src->codes, "is packed in a different format than before");
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" is packed in a different format than before",
+                     st->files[src->codes->file].path, src->codes->name);
     for (int i = 0; i < n && !rc; i++)
         rc = copy_piece(&f, t, &p[i], planes, buf, err);
     if (!rc && src->note && src->format == MT_PACKED_NF4)

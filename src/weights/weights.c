@@ -142,7 +142,7 @@ static void finish_loader(struct loader *v)
 }
 
 /* AutoGPTQ writes a bias of zeros for layers that have none. */
-static int refuse_bias(const struct mt_st_model *st, const struct mt_st_tensor *t, const char *dir, struct mt_err *err)
+static int check_bias(const struct mt_st_model *st, const struct mt_st_tensor *t, const char *dir, struct mt_err *err)
 {
     MT_FREED float *x = NULL;
     int rc = MT_NEW(&x, t->n_elems, t->name, err) ?: mt_st_read_f32(st, t, 0, t->n_elems, x, err);
@@ -168,7 +168,7 @@ static int refuse_unexpected(const struct mt_layout *l, const struct mt_st_model
         if (used[i] || mt_packed_is_piece(name) || mt_stored_goes_along(l, name) || mt_ends_with(name, "inv_freq"))
             continue;
         if (mt_packed_is_bias(st, &st->tensors[i]))
-            rc = refuse_bias(st, &st->tensors[i], dir, err);
+            rc = check_bias(st, &st->tensors[i], dir, err);
         else if (l->tied && mt_ends_with(name, "lm_head.weight"))
             mt_info("%s: lm_head.weight is ignored, the embeddings are tied", dir);
         else
