@@ -8,6 +8,7 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/strbuf.h"
 #include "data/dataset.h"
 
@@ -156,12 +157,6 @@ int cli_generation_options(struct cli_generation *p, const struct cli_args *args
     return p->prompts ? 0 : mt_fail_nomem(err, "prompts", 1);
 }
 
-static int longer_first(const void *a, const void *b)
-{
-    size_t x = *(const size_t *)a, y = *(const size_t *)b;
-    return (x < y) - (x > y);
-}
-
 /* Tokens that the longest texts have together, of each number of them. */
 static int count_tokens(struct cli_generation *p, struct mt_err *err)
 {
@@ -170,9 +165,9 @@ static int count_tokens(struct cli_generation *p, struct mt_err *err)
     for (size_t i = 0; i < n && !rc; i++)
         p->tokens[i] = p->ids[i / p->samples].n + p->g.n_new;
     if (!rc)
-        qsort(p->tokens, n, sizeof(*p->tokens), longer_first);
-    for (size_t i = 1; i < n && !rc; i++)
-        p->tokens[i] += p->tokens[i - 1];
+        mt_sort_u64(p->tokens, n);
+    for (size_t i = n; i > 1 && !rc; i--)
+        p->tokens[i - 2] += p->tokens[i - 1];
     return rc;
 }
 

@@ -19,7 +19,7 @@ struct cli_generation {
     bool chat, shows;        /* shows: prints each byte of a text as it is drawn */
     bool ids_only;           /* there is no tokenizer, and prompts need none: texts are not decoded */
     size_t at_once, samples; /* texts that share a pass, 0: the plan says; texts of a prompt */
-    size_t *tokens;          /* of mt_texts */
+    uint64_t *tokens;        /* of mt_texts */
     int64_t noise;           /* step of which each variant of the weights has all texts; -1: the weights as they are */
     cJSON *prompts;          /* array of records */
     struct mt_text_ids *ids; /* [n] of the prompts */

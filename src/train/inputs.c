@@ -490,6 +490,12 @@ struct mt_cache_shape mt_inputs_cache(size_t *draws, const struct mt_layout *l, 
     return c;
 }
 
+struct mt_cache_shape mt_inputs_texts_cache(size_t *draws, const struct mt_layout *l, const struct mt_texts *of,
+                                            size_t n)
+{
+    return mt_inputs_cache(draws, l, of->len, n, of->tokens ? of->tokens[of->n - n] : 0);
+}
+
 struct mt_cache_shape mt_inputs_answers_cache(size_t *draws, const struct mt_layout *l, size_t row, size_t max_len,
                                               size_t n_texts)
 {
@@ -513,7 +519,7 @@ int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, const stru
     int rc = mt_inputs_freeze_all(cfg, "no training", err);
     rc = rc ?: open_model(in, err);
     if (!rc)
-        in->cache = mt_inputs_cache(&in->draws, in->layout, texts->len, n, texts->tokens ? texts->tokens[n - 1] : 0);
+        in->cache = mt_inputs_texts_cache(&in->draws, in->layout, texts, n);
     if (!at_once && in->cache.slots)
         in->texts = *texts;
     return rc;

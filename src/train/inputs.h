@@ -20,9 +20,9 @@ struct mt_eval_set {
 
 /** Texts that are to be generated. */
 struct mt_texts {
-    size_t n;             /* in all */
-    size_t len;           /* tokens of one at most, with what is added */
-    const size_t *tokens; /* [n] of the longest one, the two longest together, and so on; NULL: len of each. Borrowed */
+    size_t n;               /* in all */
+    size_t len;             /* tokens of one at most, with what is added */
+    const uint64_t *tokens; /* [n] of all together, without the shortest, and so on; NULL: len of each. Borrowed */
 };
 enum { MT_TEXTS_FEW = 16 }; /* that share a pass where nothing is known of the machine's memory */
 
@@ -73,6 +73,9 @@ uint64_t mt_inputs_prepared_rows(struct mt_config *cfg, const struct mt_hf_confi
  * most. slots 0: the model has none. */
 struct mt_cache_shape mt_inputs_cache(size_t *draws, const struct mt_layout *l, size_t max_len, size_t n_texts,
                                       size_t most_tokens);
+/** The same for n of these texts at once. */
+struct mt_cache_shape mt_inputs_texts_cache(size_t *draws, const struct mt_layout *l, const struct mt_texts *of,
+                                            size_t n);
 /** The same for answers that a run makes between its steps (eval.generate), in passes no larger than a row. */
 struct mt_cache_shape mt_inputs_answers_cache(size_t *draws, const struct mt_layout *l, size_t row, size_t max_len,
                                               size_t n_texts);

@@ -28,7 +28,7 @@ void mt_texts_request(struct mt_plan_request *r, const struct mt_texts *of, size
     r->numerics.seq_len = (int64_t)of->len;
     r->numerics.micro_batch = 1;
     r->numerics.rows_per_step = (int64_t)n;
-    r->cache = mt_inputs_cache(&r->draws, r->layout, of->len, n, of->tokens ? of->tokens[n - 1] : 0);
+    r->cache = mt_inputs_texts_cache(&r->draws, r->layout, of, n);
 }
 
 static int plan_pass(struct mt_texts_pass *out, const struct mt_plan_request *request, const struct mt_texts *of,
