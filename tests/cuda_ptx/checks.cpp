@@ -127,15 +127,18 @@ struct shadow {
 
 /* --- traffic and bank conflicts -------------------------------------------------------------------- */
 
-/* What the threads of a kernel moved. A warp's access to shared memory takes a wavefront for each 128 bytes at best. */
+/* What the threads of a kernel moved. A warp's access to global memory touches a cache line for each 128 bytes at best,
+ * one to shared memory takes a wavefront for each. */
 struct traffic {
-    std::atomic<uint64_t> loaded, stored, wavefronts, conflicts;
+    std::atomic<uint64_t> loaded, stored, lines, wavefronts, conflicts;
 };
 
 /* One access of a warp: what its lanes touch at the same instruction, the same number of times since the last barrier. */
 struct warp_access {
-    uint32_t address[WARP], mask;
+    uint64_t address[WARP];
+    uint32_t mask;
     uint8_t bytes;
+    bool global;
     unsigned line;
 };
 
@@ -158,9 +161,9 @@ void write_traffic()
     if (!f)
         mt_emu_die("cannot write MT_PTX_TRAFFIC = %s", traffic_path);
     for (const auto &t : traffic_of)
-        fprintf(f, "%s\t%llu\t%llu\t%llu\t%llu\n", t.first.c_str(), (unsigned long long)t.second.loaded,
-                (unsigned long long)t.second.stored, (unsigned long long)t.second.wavefronts,
-                (unsigned long long)t.second.conflicts);
+        fprintf(f, "%s\t%llu\t%llu\t%llu\t%llu\t%llu\n", t.first.c_str(), (unsigned long long)t.second.loaded,
+                (unsigned long long)t.second.stored, (unsigned long long)t.second.lines,
+                (unsigned long long)t.second.wavefronts, (unsigned long long)t.second.conflicts);
     fclose(f);
 }
 
@@ -175,19 +178,32 @@ traffic &traffic_in(const launch &l)
 /* Wavefronts of lanes [first, first + n): of each bank as many as different words of it are touched. */
 unsigned wavefronts(const warp_access &w, unsigned first, unsigned n)
 {
-    std::set<uint32_t> words[WARP];
+    std::set<uint64_t> words[WARP];
     size_t most = 0;
     for (unsigned i = first; i < first + n; i++)
-        for (uint32_t a = w.address[i] & ~3u; (w.mask >> i & 1) && a < w.address[i] + w.bytes; a += 4)
+        for (uint64_t a = w.address[i] & ~3ull; (w.mask >> i & 1) && a < w.address[i] + w.bytes; a += 4)
             words[a / 4 % WARP].insert(a);
     for (const auto &of_bank : words)
         most = most > of_bank.size() ? most : of_bank.size();
     return static_cast<unsigned>(most);
 }
 
+size_t lines(const warp_access &w)
+{
+    std::set<uint64_t> touched;
+    for (unsigned i = 0; i < WARP; i++)
+        if (w.mask >> i & 1)
+            touched.insert(w.address[i] / 128);
+    return touched.size();
+}
+
 /* 16 bytes a lane go by quarters of a warp, 8 by halves. */
 void finish(const thread &t, const warp_access &w)
 {
+    if (w.global) {
+        t.c->moved->lines += lines(w);
+        return;
+    }
     unsigned lanes = w.bytes == 16 ? 8 : w.bytes == 8 ? 16 : WARP;
     for (unsigned i = 0; i < WARP; i += lanes) {
         unsigned n = wavefronts(w, i, lanes);
@@ -211,7 +227,7 @@ void finish_all(const thread &t)
 
 } // namespace
 
-static void note_shared(thread &t, uint32_t at, unsigned bytes, unsigned line)
+static void note_access(thread &t, uint64_t at, unsigned bytes, unsigned line, bool global)
 {
     accesses &a = *t.c->accesses;
     if (a.epoch != mt_emu_epoch)
@@ -222,12 +238,14 @@ static void note_shared(thread &t, uint32_t at, unsigned bytes, unsigned line)
     w.address[t.id % WARP] = at;
     w.mask |= 1u << t.id % WARP;
     w.bytes = static_cast<uint8_t>(bytes);
+    w.global = global;
     w.line = line;
 }
 
-static void note_global(thread &t, unsigned bytes, access how)
+static void note_global(thread &t, uint64_t at, unsigned bytes, unsigned line, access how)
 {
     (how == WRITE ? t.c->moved->stored : t.c->moved->loaded) += bytes;
+    note_access(t, at, bytes, line, true);
 }
 
 static const bool watch_global = getenv("MT_PTX_GLOBAL") && atoi(getenv("MT_PTX_GLOBAL"));
@@ -370,7 +388,7 @@ void *global_slow(thread &t, uint64_t a, unsigned bytes, unsigned line, access h
         fault(t, line, "misaligned: %u bytes of global memory at 0x%llx", bytes, (unsigned long long)a);
     range r = check_allocated(t, a, bytes, line);
     if (counting)
-        note_global(t, bytes, how);
+        note_global(t, a, bytes, line, how);
     if (watch_global)
         watch_range(t, a, bytes, line, how);
     else if (!counting)
@@ -430,7 +448,7 @@ void *shared_at(thread &t, uint32_t a, unsigned bytes, unsigned line, access how
 {
     check_bounds(t, a, bytes, line);
     if (counting)
-        note_shared(t, a, bytes, line);
+        note_access(t, a, bytes, line, false);
     moment now = now_of(t);
     uint32_t first = a - SHARED_BASE;
     shared_cell *s = &t.c->shadow->cells[first];
@@ -479,8 +497,8 @@ void copy_async(thread &t, uint32_t to, uint64_t from, unsigned bytes, unsigned 
     if (from_bytes)
         check_allocated(t, from, from_bytes, line);
     if (counting) {
-        note_shared(t, to, bytes, line);
-        note_global(t, from_bytes, READ);
+        note_access(t, to, bytes, line, false);
+        note_global(t, from, from_bytes, line, READ);
     }
     if (from_bytes && watch_global)
         watch_range(t, from, from_bytes, line, READ);
