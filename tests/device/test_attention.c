@@ -454,7 +454,7 @@ DEVICE_TEST(attention_goes_on_from_a_cache)
         {.n_q = 3, .n_kv = 1, .d = 64, .window = 40, .n_docs = 2, .len = {400, 33}},
         {.n_q = 2, .n_kv = 2, .d = 16, .window = 1, .n_docs = 1, .len = {90}},
         {.n_q = 4, .n_kv = 2, .d = 32, .d_v = 16, .window = 129, .n_docs = 3, .len = {300, 7, 131}, .cap = 3, .apart = true},
-        {.n_q = 34, .n_kv = 1, .d = 8, .n_docs = 1, .len = {70}},
+        {.n_q = 34, .n_kv = 1, .d = 24, .n_docs = 1, .len = {80}, .cap = 3},
         {.n_q = 8, .n_kv = 1, .d = 192, .d_v = 512, .n_docs = 1, .len = {40}, .cap = 3},
         {.n_q = 2, .n_kv = 1, .d = 8, .window = 530, .n_docs = 1, .len = {690}}, /* more keys than are summed at once */
         {.n_q = 3, .n_kv = 1, .d = 16, .d_v = 512, .n_docs = 1, .len = {50}},
