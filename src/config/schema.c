@@ -21,7 +21,7 @@ static const struct mt_key keys[] = {
     {"model", "compute", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.compute), "auto", MT_COMPUTE_NAMES, ANY, NULL,
      "Products of the layers' linear layers. fp8: operands in e4m3 with a scale for each tensor and micro-batch, sums in FP32, "
      "forward and backward; head, attention, norms and routers stay in model.dtype. Packed weights, of FP8 too, are decoded "
-     "and coded anew. This changes results. auto: as model.dtype. "
+     "and coded anew, once a load if that serves several micro-batches. This changes results. auto: as model.dtype. "
      "bf16 needs model.dtype = bf16, and so does fp8 on GPUs, which have it since compute capability 8.9."},
     {"model", "base_dtype", MT_NUMERICS, MT_KEY_CHOICE, AT(model.base_dtype), "auto", MT_PACKED_NAMES, ANY, NULL,
      "Pack frozen matrices of layers when they are loaded: nf4 4.1, mxfp4 4.3, int4 and nvfp4 4.5, fp8 8 bits a weight. This "

@@ -421,6 +421,7 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .layout = p->layout,
         .dtype = p->numerics.dtype,
         .fp8 = p->numerics.compute == MT_COMPUTE_FP8,
+        .coded_weights = mt_engine_codes_weights(p),
         .max_tokens = p->max_tokens,
         .max_docs = p->max_docs,
         .max_len = p->max_len,

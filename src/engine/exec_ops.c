@@ -213,11 +213,12 @@ static int join_weights(const struct mt_binding *b, int unit, char *w, struct mt
     return mt_op_join(b->dev, &(struct mt_join){w + done / block * bytes, plain - done}, err);
 }
 
-/* Converts loaded weights to the form in which they are used: joined and decoded. */
+/* Converts loaded weights to the form in which they are used: joined, decoded and encoded. */
 static int prepare_weights(const struct mt_binding *b, int unit, char *w, struct mt_err *err)
 {
     int rc = b->dtype == MT_F32 ? join_weights(b, unit, w, err) : join_f32_tensor(b, unit, w, err);
-    return rc ? rc : mt_unit_decode(b->layout, (size_t)unit, b->dtype, w, b->dev, err);
+    return rc ?: mt_unit_decode(b->layout, (size_t)unit, b->dtype, w, b->dev, err)
+              ?: mt_model_encode(b->model, (size_t)unit, w, err);
 }
 
 /* Copies the gradient's trained ranges to the host, contiguously. */

@@ -116,9 +116,11 @@ static void describe_records(struct mt_engine_plan *plan, const struct mt_engine
 }
 
 /* Whether the unit's weights need a JOIN after each load. */
-static bool is_prepared(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
+static bool is_prepared(const struct mt_engine_params *p, size_t unit)
 {
-    return mt_unit_f32_tensor(l, unit, dtype) || mt_unit_is_decoded(l, unit, dtype);
+    const struct mt_layout *l = p->layout;
+    return mt_unit_f32_tensor(l, unit, p->numerics.dtype) || mt_unit_is_decoded(l, unit, p->numerics.dtype) ||
+           (mt_engine_codes_weights(p) && mt_unit_becomes_codes(l, unit));
 }
 
 /* The first block with trained parameters, after which so many more have their update under the next forward. */
@@ -192,7 +194,7 @@ void mt_engine_describe_units(struct mt_engine_plan *plan, const struct mt_engin
             .scope = unit->per_step ? MT_SCOPE_GROUP : MT_SCOPE_MICROBATCH,
             .size_class = class_of(l, unit),
             .weight_bytes = mt_unit_slot_bytes(l, u, p->numerics.dtype),
-            .prepared = is_prepared(l, u, p->numerics.dtype),
+            .prepared = is_prepared(p, u),
             .noisy = p->numerics.mezo.on_load && unit->trainable,
             .link_bytes = link_bytes(p, unit),
             .adapter_bytes = adapters_stay(p, unit) ? mt_unit_adapter_bytes(unit, p->numerics.dtype) : 0,

@@ -55,6 +55,16 @@ static inline bool mt_engine_by_data(const struct mt_engine_params *p)
 {
     return mt_engine_n_hosts(p) > 1 || (p->placement.lanes > 1 && p->placement.map == MT_MAP_DATA);
 }
+/** Are weights encoded once a load for products in FP8? Where a load serves one micro-batch this would gain nothing. */
+static inline bool mt_engine_codes_weights(const struct mt_engine_params *p)
+{
+    const struct mt_numerics *n = &p->numerics;
+    bool passes = p->cache.slots && !p->train;                       /* of generation */
+    bool directs = p->train && n->optimizer && n->optimizer->direct; /* reads weights, too */
+    int64_t loads = mt_engine_by_data(p) ? (int64_t)mt_engine_all_lanes(p) : 1;
+    bool several = n->rows_per_step * (int64_t)mt_row_chunks(n) > n->micro_batch * loads;
+    return n->compute == MT_COMPUTE_FP8 && several && !passes && !directs;
+}
 
 /* objective.c */
 /** Whether training rows of a learner are weighed in that way, or a later one of the list. */

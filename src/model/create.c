@@ -83,12 +83,12 @@ static size_t dropped_bytes(const struct mt_model_params *p)
     return p->max_tokens * in * mt_dtype_size(p->dtype);
 }
 
-/* Bytes of the codes of A and B in any product of a linear layer of n rows. */
-static void widen_codes(size_t *a, size_t *b, bool backward, size_t n, size_t out, size_t in)
+/* Bytes of the codes of A and B in any product of a linear layer of n rows; weights [out, in] are encoded with it. */
+static void widen_codes(size_t *a, size_t *b, bool backward, size_t n, size_t weights, size_t out, size_t in)
 {
     size_t rows = backward ? mt_codes_ld(n) : n;
     *a = MT_MAX(*a, rows * (backward ? MT_MAX(in, out) : in));
-    *b = MT_MAX(*b, MT_MAX(out * in, backward ? rows * in : 0));
+    *b = MT_MAX(*b, MT_MAX(weights, backward ? rows * in : 0));
 }
 
 /* Operands of the largest products; experts: of theirs alone. */
@@ -100,9 +100,10 @@ static void lay_out_product(struct mt_product_scratch *s, const struct mt_model_
     for (const struct mt_tensor *t = l->tensors; t < l->tensors + l->n_tensors && p->fp8; t++) {
         size_t in = (size_t)t->shape[1], n = t->expert >= 0 ? mt_expert_tile_rows(p, dev) : p->max_tokens;
         bool counts = l->units[t->unit].kind == MT_UNIT_LAYER && (t->expert >= 0 || !experts);
-        if (counts && t->n_dims == 2 && !t->adapter && t->param && in &&
+        if (counts && t->n_dims == 2 && !t->adapter && t->param && in && t->first == t->param->at &&
             mt_has_whole_vectors(t->param->n / in, in))
-            widen_codes(&a, &b, p->backward, n, t->param->n / in, in);
+            widen_codes(&a, &b, p->backward, n, p->coded_weights && mt_coded_elems(l, t) ? 0 : t->param->n,
+                        t->param->n / in, in);
     }
     s->parts = mt_take(base, at, a ? 2 * MT_AMAX_PARTS * sizeof(float) : 0);
     s->scale = mt_take(base, at, a ? 2 * sizeof(float) : 0);
@@ -136,10 +137,13 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     size_t at = 0, hidden = p->max_tokens * (size_t)p->layout->cfg.hidden * mt_dtype_size(p->dtype);
     size_t scratch, workspace, decoded = 0;
     unit_bytes(&scratch, &workspace, dev, p);
+    for (size_t i = 0; i < p->layout->n_tensors && p->coded_weights; i++)
+        scratch = MT_MAX(scratch, mt_coded_elems(p->layout, &p->layout->tensors[i]) * mt_dtype_size(p->dtype));
     for (size_t u = 0; u < p->layout->n_units; u++)
         decoded = MT_MAX(decoded, mt_unit_decoded_bytes(p->layout, u, p->dtype));
     m->decoded = mt_take(base, &at, decoded);
     m->shares = mt_take(base, &at, (size_t)p->layout->cfg.moe.n_experts * sizeof(float));
+    m->coded_scale = mt_take(base, &at, p->coded_weights ? p->layout->n_tensors * sizeof(float) : 0);
     m->outputs.n = mt_outputs_rows(p, dev);
     m->outputs.rows = mt_take(base, &at, mt_outputs_bytes(p, dev));
     m->h = mt_take(base, &at, hidden);

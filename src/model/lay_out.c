@@ -172,6 +172,9 @@ static void add_part(struct mt_layout_builder *b, const struct mt_part_kind *kin
     p->recipe = kind->recipe ? recipe_of(b, kind, p->spec) : NULL;
     if (kind->lay_out)
         kind->lay_out(b, p);
+    unsigned linears = p->recipe ? p->recipe->linears : kind->adapted;
+    for (int role = 0; role < MT_PART_MAX_PARAMS; role++)
+        p->param[role].linear = linears >> role & 1;
     if (mt_layout_has_adapters(b))
         mt_layout_add_adapters(b, p, p->param, MT_PART_MAX_PARAMS, first);
 }

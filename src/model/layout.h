@@ -107,6 +107,7 @@ struct mt_range {
 struct mt_param {
     size_t at, n;   /* n = 0: the model has none */
     bool trainable; /* any of its tensors is */
+    bool linear;    /* the weight of a linear layer, which its products alone read, and DoRA's norms */
     size_t grad;    /* trainable: first element in the unit's FP32 gradient, which holds all its tensors */
     size_t plane;   /* of an adapter: first element in the planes of what is trained */
     struct mt_adapter *adapter; /* of a linear layer with adapters: the first learner's; else NULL. The layout's */

@@ -23,6 +23,7 @@ struct mt_model_params {
     const struct mt_layout *layout; /* borrowed */
     enum mt_dtype dtype;            /* of weights, activations and their gradients */
     bool fp8;                       /* products of linear layers in E4M3 */
+    bool coded_weights;             /* fp8: weights become codes when they are loaded (mt_model_encode()) */
     size_t max_tokens, max_docs;    /* of a micro-batch */
     size_t max_len;                 /* of a document: rotary tables, attention's workspace */
     size_t max_micro;               /* micro-batches of a step */
@@ -63,6 +64,12 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
                     struct mt_err *err);
 /** Accepts NULL; the device must be idle. */
 void mt_model_destroy(mt_model **m);
+
+/** Has the unit weights that only products in FP8 read? */
+bool mt_unit_becomes_codes(const struct mt_layout *l, size_t unit);
+/** Submits the encoding of such weights in w, the unit's loaded and decoded ones, in their own place: the micro-batches
+ * that follow take these codes. Without coded_weights nothing is done. */
+int mt_model_encode(mt_model *m, size_t unit, void *w, struct mt_err *err);
 
 size_t mt_model_boundary_bytes(const mt_model *m);
 

@@ -12,6 +12,67 @@
 
 #include "model/packing.h"
 
+size_t mt_coded_elems(const struct mt_layout *l, const struct mt_tensor *t)
+{
+    const struct mt_unit *u = &l->units[t->unit];
+    const struct mt_param *p = t->param; /* of an adapter: not a linear layer's weight */
+    bool linear = p->linear && t->first == p->at && u->kind == MT_UNIT_LAYER && !u->per_step && !u->codes_stay;
+    for (const struct mt_adapter *a = p->adapter; a; a = a->next)
+        linear &= !a->dora || a->merged; /* else norms are of the weights themselves */
+    return linear && mt_has_whole_vectors(p->n / (size_t)t->shape[1], (size_t)t->shape[1]) ? p->n : 0;
+}
+
+bool mt_unit_becomes_codes(const struct mt_layout *l, size_t unit)
+{
+    const struct mt_unit *u = &l->units[unit];
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++)
+        if (mt_coded_elems(l, &l->tensors[i]))
+            return true;
+    return false;
+}
+
+/* Codes lie in the first half of the place that the weights had in bf16, those of the transpose in the second. */
+static int encode_weight(mt_model *m, const struct mt_tensor *t, void *w, struct mt_err *err)
+{
+    size_t n = mt_coded_elems(m->layout, t), in = (size_t)t->shape[1];
+    uint8_t *place = mt_elem(m, w, t->first);
+    struct mt_amax amax = {n, m->dt, m->unit_scratch, m->own.product.parts};
+    struct mt_quantise codes = {.rows = n / in, .cols = in, .dtype = m->dt, .x = amax.x, .parts = amax.parts,
+                                .codes = place, .codes_t = m->p.backward ? place + n : NULL,
+                                .scale = &m->coded_scale[t - m->layout->tensors]};
+    return mt_op_cast(m->dev, &(struct mt_cast){n, m->dt, m->dt, place, m->unit_scratch}, err)
+        ?: mt_op_amax(m->dev, &amax, err)
+        ?: mt_op_quantise(m->dev, &codes, err);
+}
+
+int mt_model_encode(mt_model *m, size_t unit, void *w, struct mt_err *err)
+{
+    const struct mt_tensor *t = &m->layout->tensors[m->layout->units[unit].first_tensor];
+    const struct mt_tensor *end = t + m->layout->units[unit].n_tensors;
+    int rc = 0;
+    m->own.product.known = NULL;
+    for (; m->p.coded_weights && t < end && !rc; t++)
+        rc = mt_coded_elems(m->layout, t) ? encode_weight(m, t, w, err) : 0;
+    return rc;
+}
+
+/* Takes B's codes, if it is such a weight. */
+static bool take_coded(struct mt_gemm *codes, const mt_model *m, const struct mt_gemm *g)
+{
+    const struct mt_coded *c = &m->own.coded;
+    const struct mt_unit *u = &m->layout->units[c->unit];
+    const uint8_t *b = g->b;
+    for (size_t i = u->first_tensor; c->w && !g->trans_a && i < u->first_tensor + u->n_tensors; i++) {
+        const struct mt_tensor *t = &m->layout->tensors[i];
+        if (b != mt_elem(m, c->w, t->first) || !mt_coded_elems(m->layout, t))
+            continue;
+        codes->b = g->trans_b ? b : b + t->param->n;
+        codes->b_scale = &m->coded_scale[i];
+        return true;
+    }
+    return false;
+}
+
 /* x [rows, cols], whose columns are K unless it is turned. */
 struct operand {
     const void *x;
@@ -66,8 +127,9 @@ int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err)
     codes.b = s->b;
     codes.a_scale = &s->scale[0];
     codes.b_scale = &s->scale[1];
+    bool coded = take_coded(&codes, m, g);
     return encode(m, &a, known, s->parts, err)
-        ?: encode(m, &b, false, s->parts + MT_AMAX_PARTS, err)
+        ?: (coded ? 0 : encode(m, &b, false, s->parts + MT_AMAX_PARTS, err))
         ?: mt_op_gemm(m->dev, &codes, err);
 }
 

@@ -32,6 +32,9 @@ static inline void mt_product_again(mt_model *m, const void *a)
 {
     m->own.product.known = m->p.fp8 ? a : NULL;
 }
+/** Elements of the weight that t begins, if products in FP8 alone read it, so that it can become codes in its place
+ * (mt_model_encode()); else 0. */
+size_t mt_coded_elems(const struct mt_layout *l, const struct mt_tensor *t);
 /** Are both sides of a linear layer whole vectors of 16 bytes in FP8? */
 static inline bool mt_has_whole_vectors(size_t out, size_t in)
 {

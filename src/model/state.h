@@ -60,6 +60,11 @@ struct mt_product_scratch {
     uint8_t *a, *b;
     const void *known; /* the matrix whose magnitudes A's are, which has not changed since; NULL: none */
 };
+/** Weights that became codes (mt_model_encode()); w NULL: those of the running unit have not. */
+struct mt_coded {
+    const char *w;
+    size_t unit; /* whose tensors they are */
+};
 
 /** Where products of a running unit or expert find codes in place of weights. */
 struct mt_codes {
@@ -72,6 +77,7 @@ struct mt_codes {
 struct mt_own_scratch {
     void *workspace;
     struct mt_codes codes;
+    struct mt_coded coded;
     struct mt_product_scratch product;
     void *adapter_x, *adapter_dy; /* [max_tokens or rows of an expert's tile, rank]: x A^T; s dy B */
     const struct mt_adapter *dy_of; /* whose s dy B that is, until its weights' gradients are made; NULL: nobody's */
@@ -114,6 +120,7 @@ struct mt_model {
     struct mt_top *top;        /* [max_micro, max_tokens, top] */
     float *top_rest;           /* [max_micro, max_tokens] */
 
+    float *coded_scale; /* [n_tensors] of weights that became codes */
     void *scratch; /* one allocation, cut into what lasts beyond a part's run, and, from h on, what does not: */
     char *decoded;     /* the running unit's weights, if it keeps codes in its buffer; NULL: none does */
     void *h, *dh;      /* [max_tokens, hidden] */

@@ -53,7 +53,10 @@ static int decode(mt_model *m, const struct mt_unit_run *r, struct mt_err *err)
     bool decodes = mt_unit_decoded_bytes(m->layout, r->unit, m->dt);
     bool plain = decodes && m->inputs[r->mb].n_tokens <= m->coded_rows;
     const char *slot = r->at[MT_ROLE_WEIGHTS];
+    size_t owner = m->layout->units[r->unit].weights;
+    bool coded = m->p.coded_weights && mt_unit_becomes_codes(m->layout, owner);
     m->own.codes = (struct mt_codes){plain ? m->decoded : NULL, 0, r->unit, slot};
+    m->own.coded = (struct mt_coded){coded ? slot : NULL, owner};
     const struct mt_decoding d = {r->unit, slot, m->decoded, plain};
     return decodes ? mt_unit_decode_to(m->layout, &d, m->dev, err) : 0;
 }

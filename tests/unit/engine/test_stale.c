@@ -174,7 +174,8 @@ static bool train(struct outcome *o, const struct mt_hf_config *cfg, const char 
         .max_len = TOKENS, .max_micro = MICRO,
         .numerics = {.dtype = k->fp8 ? MT_BF16 : MT_F32, .compute = k->fp8 ? MT_COMPUTE_FP8 : MT_COMPUTE_AUTO,
                      .grad_dtype = MT_F32, .logits_chunk = 16, .optimizer = &mt_adamw,
-                     .optimizer_keys = {0.9, 0.99, 1e-8, 0.1}, .grad_clip = 1, .seed = 3},
+                     .optimizer_keys = {0.9, 0.99, 1e-8, 0.1}, .grad_clip = 1, .seed = 3, .micro_batch = 1,
+                     .rows_per_step = poison ? MICRO : 1}, /* in FP8 the poisoned run encodes weights once a load */
         .placement = {.slots = poison ? 2 : 4, .threads = 1, .poison = poison,
                       .activations = poison ? MT_ACT_RECOMPUTE : MT_ACT_KEEP}};
     sound(mt_engine_create(&e, &p, &err), family, k, &err);
