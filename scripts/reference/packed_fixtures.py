@@ -66,10 +66,11 @@ def e8m0(out, name, wide):
             weight_block_size = (128, 128)
             scale_fmt = "ue8m0"
     packed = Fp8Quantize(UE8M0)._quantize_one(f"{name}.weight", wide)
+    cut = lambda t: t[:, :16].contiguous()  # of the blocks' columns
     codes, scales = packed[f"{name}.weight"], packed[f"{name}.weight_scale_inv"].to(torch.float8_e8m0fnu)
-    out.update({f"{name}.weight": codes, f"{name}.weight_scale_inv": scales})
+    out.update({f"{name}.weight": cut(codes), f"{name}.weight_scale_inv": scales})
     for dtype, key in (torch.float32, "f32"), (torch.bfloat16, "bf16"):
-        out[f"{name}.{key}"] = Fp8Dequantize(UE8M0)._dequantize_one(codes, scales.float(), dtype)
+        out[f"{name}.{key}"] = cut(Fp8Dequantize(UE8M0)._dequantize_one(codes, scales.float(), dtype))
 
 
 def one_scale(out, name, wide):
