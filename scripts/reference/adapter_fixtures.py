@@ -19,14 +19,15 @@ import peft
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Mxfp4Config
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
-from parity import LR, ROWS, STEPS, double_throughout, lr_at, rel
+from parity import ROWS, STEPS, adapter_rule, double_throughout, load, rel, specify_adapter, train_torch
+from philox import philox
 import sums  # of tests/parity
+from seeded import PARITY, fixture, read_spec, write_spec
 from tiny import base, megatrain, write_ini
 
-PARITY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "parity")
 ROOT = os.path.join(PARITY, "adapters")
 MLP = ["gate_proj", "up_proj", "down_proj"]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -113,22 +114,14 @@ EXPERTS = {"mixtral": ("block_sparse_moe", ["w1", "w3", "w2"]), "minimax_m2": ("
 SEED = 42  # train.seed by default
 
 
-def philox(row, n_blocks, stream):
-    """Words of Philox4x32-10 (Salmon et al. 2011) with key SEED and counters (0 .. n_blocks - 1, row, stream)."""
-    u32, low = numpy.uint64, numpy.uint64(0xffffffff)
-    c = [numpy.arange(n_blocks, dtype=u32), numpy.full(n_blocks, row, u32), numpy.full(n_blocks, stream & 0xffffffff, u32),
-         numpy.full(n_blocks, stream >> 32, u32)]
-    k0, k1 = SEED, 0
-    for _ in range(10):
-        p0, p1 = u32(0xD2511F53) * c[0], u32(0xCD9E8D57) * c[2]
-        c = [(p1 >> u32(32)) ^ c[1] ^ u32(k0), p1 & low, (p0 >> u32(32)) ^ c[3] ^ u32(k1), p0 & low]
-        k0, k1 = (k0 + 0x9E3779B9) & 0xffffffff, (k1 + 0xBB67AE85) & 0xffffffff
-    return numpy.stack(c, 1).reshape(-1)
-
-
 class Dropout(torch.nn.Module):
     """Dropout with megatrain's masks: by step, module, token and column."""
-    step, first_row = 0, 0
+    samples, first_row = 0, 0
+
+    @staticmethod
+    def count(_, __, given, ___):
+        Dropout.samples += 1
+        Dropout.first_row = Dropout.first_row + given["input_ids"].numel() if Dropout.samples % ROWS else 0
 
     def __init__(self, name, p):
         super().__init__()
@@ -140,7 +133,7 @@ class Dropout(torch.nn.Module):
         if not self.training:
             return x
         n, width = x.shape[-2:]
-        words = [philox(Dropout.first_row + i, -(-width // 4), Dropout.step << 32 | self.key)[:width] for i in range(n)]
+        words = [philox(SEED, Dropout.samples // ROWS % STEPS << 32 | self.key, -(-width // 4), Dropout.first_row + i << 32)[:width] for i in range(n)]
         mask = torch.from_numpy(numpy.stack(words) >= int(self.p * 2**32)).reshape(x.shape)
         return x * mask.to(x.dtype) / (1 - self.p)
 
@@ -149,55 +142,12 @@ def set_masks(model, p):
     for name, m in model.named_modules():
         if p and hasattr(m, "lora_dropout"):
             m.lora_dropout["default"] = Dropout(name.removeprefix("base_model.model."), p)
+    model.register_forward_hook(Dropout.count, with_kwargs=True)
 
 
 def one_by_one(name):
     """Does the case have adapters of single experts, as PEFT wrote them for models whose experts were modules?"""
     return name.endswith("-experts") and "target_parameters" not in CASES[name][1]
-
-
-def load_base(name, dtype):
-    mixture = "moe" in name or name in EXPERTS or name in ("gpt_oss", "gpt_oss_mxfp4", "hy_v3", "nemotron_h", "nemotron_super") or "deepseek" in name
-    more = {"experts_implementation": "eager"} if mixture else {}
-    more.update({"quantization_config": Mxfp4Config(dequantize=True)} if "mxfp4" in name else {})
-    return AutoModelForCausalLM.from_pretrained(os.path.join(PARITY, name), dtype=dtype, attn_implementation="eager", **more)
-
-
-def groups_of(model, ratio, wd=0.1):
-    groups = []
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            plain = "bias" in name or "norm" in name
-            groups.append({"params": [p], "weight_decay": 0.0 if plain else wd, "ratio": ratio if "lora_B" in name else 1})
-    return groups
-
-
-def train(model, samples, dtype, lr, ratio, clip=0.5, warmup=2):
-    opt = torch.optim.AdamW(groups_of(model, ratio), lr=lr, betas=(0.9, 0.999), eps=1e-8, foreach=False)
-    losses, norms = [], []
-    model.train()
-    for step in range(STEPS):
-        batch = [samples[i % len(samples)] for i in range(step * ROWS, (step + 1) * ROWS)]
-        total = sum(sum(l != -100 for l in s["labels"][1:]) for s in batch)
-        loss_sum = 0.0
-        opt.zero_grad()
-        Dropout.step, Dropout.first_row = step, 0
-        for s in batch:
-            labels = torch.tensor([s["labels"]])
-            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
-                logits = model(input_ids=torch.tensor([s["input_ids"]])).logits
-            logits = logits if dtype == "f64" else logits.float()
-            l = torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:], ignore_index=-100, reduction="sum")
-            (l / total).backward()
-            Dropout.first_row += len(s["input_ids"])
-            loss_sum += l.item()
-        norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], clip)
-        for g in opt.param_groups:
-            g["lr"] = lr * lr_at(step, STEPS, warmup) / LR * g["ratio"]
-        opt.step()
-        losses.append(loss_sum / total)
-        norms.append(norm.item())
-    return losses, norms
 
 
 def split_experts(state, r, family):
@@ -236,44 +186,33 @@ def only_blocks(model, r):
             p.register_hook(hook(p.shape[1] // (2 * r)))
 
 
-def start_experts(name, config, d):
+def specify_experts(name, config, d):
     """Writes a folder as PEFT did for models whose experts were separate modules."""
-    family = CASES[name][0]
-    os.makedirs(os.path.join(d, "start"))
-    g = torch.Generator().manual_seed(5)
-    weights = {}
-    for k, v in load_file(os.path.join(PARITY, family, "model.safetensors")).items():
+    family, tensors = CASES[name][0], {}
+    for k, (_, shape, _) in read_spec(os.path.join(PARITY, family, "model.tensors"))[1].items():
         dense = ".mlp." in k and ".experts." not in k  # to PEFT, the names do not mean these
         if not dense and any(k.endswith(f".{m}.weight") for m in config["target_modules"]):
-            module = "base_model.model." + k.removesuffix(".weight")
-            weights[module + ".lora_A.weight"] = (torch.rand((config["r"], v.shape[1]), generator=g) * 2 - 1) / v.shape[1]**0.5
-            weights[module + ".lora_B.weight"] = torch.randn((v.shape[0], config["r"]), generator=g) * 0.05
-    save_file(weights, os.path.join(d, "start", "adapter_model.safetensors"))
-    LoraConfig(task_type="CAUSAL_LM", base_model_name_or_path=family, **config).save_pretrained(os.path.join(d, "start"))
-    model = PeftModel.from_pretrained(load_base(family, torch.float32), os.path.join(d, "start"), is_trainable=True)
-    found = split_experts(peft.get_peft_model_state_dict(model), config["r"], family)
-    assert set(found) == set(weights) and all(torch.equal(found[k], weights[k]) for k in weights)
-    return model
+            for of, size in ("A", [config["r"], shape[1]]), ("B", [shape[0], config["r"]]):
+                tensor = f"base_model.model.{k.removesuffix('.weight')}.lora_{of}.weight"
+                tensors[tensor] = "F32", size, adapter_rule(tensor, torch.empty(size), family)
+    LoraConfig(task_type="CAUSAL_LM", base_model_name_or_path=family, **config).save_pretrained(d)
+    write_spec(os.path.join(d, "adapter_model.tensors"), tensors)
 
 
 def make(name, samples):
     family, config, _ = CASES[name]
-    d = os.path.join(ROOT, name)
-    shutil.rmtree(d, ignore_errors=True)
-    torch.manual_seed(3)
+    d = os.path.join(ROOT, name, "start")
+    shutil.rmtree(os.path.dirname(d), ignore_errors=True)
     if one_by_one(name):
-        return train_all(name, start_experts(name, config, d), samples)
-    model = get_peft_model(load_base(family, torch.float32), LoraConfig(task_type="CAUSAL_LM", **config))
-    g = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for n, p in model.named_parameters():
-            if "lora_B" in n:
-                p.copy_(torch.randn(p.shape, generator=g) * 0.05)
-            if "lora_magnitude" in n:
-                p.mul_(1 + torch.randn(p.shape, generator=g) * 0.1)
-    model.peft_config["default"].base_model_name_or_path = family  # not where this machine has it
-    model.save_pretrained(os.path.join(d, "start"))
-    os.remove(os.path.join(d, "start", "README.md"))
+        os.makedirs(d)
+        specify_experts(name, config, d)
+    else:
+        specify_adapter(d, get_peft_model(load(fixture(family)), LoraConfig(task_type="CAUSAL_LM", **config)), family)
+    start = fixture(f"adapters/{name}/start")
+    model = PeftModel.from_pretrained(load(fixture(family)), start, is_trainable=True)
+    state, given = peft.get_peft_model_state_dict(model), load_file(os.path.join(start, "adapter_model.safetensors"))
+    state = split_experts(state, config["r"], family) if one_by_one(name) else state
+    assert set(state) == set(given) and all(torch.equal(state[k], given[k]) for k in given)
     set_masks(model, config.get("lora_dropout"))
     train_all(name, model, samples)
 
@@ -284,10 +223,12 @@ def train_all(name, model, samples):
     double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
     for m in (double, bf16, model) if experts else ():
         only_blocks(m, config["r"])
+    train = lambda model, dtype: train_torch(model, samples, dtype, lr=lr, ratio=ratio)
     with double_throughout(model.config):
-        losses, norms = train(double, samples, "f64", lr, ratio)
-    l32, n32 = train(model, samples, "f32", lr, ratio)
-    l16, _ = train(bf16, samples, "bf16", lr, ratio)
+        losses, norms = train(double, "f64")
+    (l32, n32), (l16, _) = train(model, "f32"), train(bf16, "bf16")
+    assert Dropout.samples in (0, 3 * STEPS * ROWS)
+    Dropout.samples = 0
     state = peft.get_peft_model_state_dict(double)
     state = split_experts(state, config["r"], family) if experts else state
     sums.write(os.path.join(d, "trained.sums"), {k: v for k, v in state.items() if not k.endswith(".base_layer.weight")})
@@ -305,16 +246,16 @@ def train_all(name, model, samples):
 def check(name, samples, tmp):
     """Checks that PEFT reads our checkpoint unchanged, with the same loss and adapters on the same modules."""
     family, config, ratio = CASES[name]
-    start = os.path.join(ROOT, name, "start")
+    start = fixture(f"adapters/{name}/start")
     out = os.path.join(tmp, name)
-    ini = write_ini(out + ".ini", base(os.path.join(PARITY, family), os.path.join(tmp, "data.jsonl"), out,
+    ini = write_ini(out + ".ini", base(fixture(family), os.path.join(tmp, "data.jsonl"), out,
         model__init="weights", model__dtype="f32", data__eval="", data__packing="off", data__shuffle="off", train__steps=3,
         train__batch_size=ROWS, train__micro_batch=2, train__learning_rate=1e-3, adapter__kind="dora" if config.get("use_dora") else "lora",
         adapter__path=start))
     megatrain("-q", "run", ini)
     ours = os.path.join(out, "checkpoint-3")
-    model = PeftModel.from_pretrained(load_base(family, torch.float32), ours)
-    began = PeftModel.from_pretrained(load_base(family, torch.float32), start)
+    model = PeftModel.from_pretrained(load(fixture(family)), ours)
+    began = PeftModel.from_pretrained(load(fixture(family)), start)
     names = lambda m: sorted(n for n, p in m.named_parameters() if "lora" in n or "modules_to_save" in n)
     assert names(model) == names(began), set(names(model)) ^ set(names(began))
     merged = os.path.join(tmp, name + "-merged")
@@ -324,7 +265,7 @@ def check(name, samples, tmp):
     with torch.no_grad():
         a, b, c = model(input_ids=ids).logits, whole(input_ids=ids).logits, began(input_ids=ids).logits
     assert (a - b).abs().max() < 1e-4 < (a - c).abs().max(), ((a - b).abs().max(), (a - c).abs().max())
-    eval_ini = write_ini(out + "-eval.ini", base(os.path.join(PARITY, family), os.path.join(tmp, "data.jsonl"), out + "-e",
+    eval_ini = write_ini(out + "-eval.ini", base(fixture(family), os.path.join(tmp, "data.jsonl"), out + "-e",
         model__dtype="f32", data__eval=os.path.join(tmp, "data.jsonl"), data__packing="off", train__batch_size=ROWS))
     got = json.loads(megatrain("-q", "eval", "--json", "--adapter", ours, eval_ini).stdout)
     total, n = 0.0, 0

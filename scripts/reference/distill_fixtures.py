@@ -11,19 +11,16 @@ import sys
 import torch
 import transformers
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
 
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "parity")
+from parity import load
+from seeded import PARITY as ROOT, fixture
+
 OUT = os.path.join(ROOT, "distill")
 STEPS, ROWS, LR, TEACHER = 15, 4, 5e-4, "qwen3_moe"
 # student, K, share of the data's own tokens, temperature
 CASES = {"top8": ("qwen3", 8, 0.0, 1), "mixed": ("qwen3", 20, 0.3, 1), "all": ("qwen3", 96, 0.0, 1), "mixture": ("qwen3_moe", 5, 0.5, 1),
          "capped": ("gemma2", 8, 0.2, 1), "lora": ("llama", 8, 0.0, 1), "warm": ("qwen3", 8, 0.3, 2), "warm_all": ("llama", 96, 0.0, 3),
          "warm_capped": ("gemma2", 8, 0.2, 1.5), "cold": ("qwen3", 8, 0.0, 0.5)}
-
-
-def load(name):
-    return AutoModelForCausalLM.from_pretrained(os.path.join(ROOT, name), dtype=torch.float32, attn_implementation="eager")
 
 
 def logits_of(model, row):
@@ -46,9 +43,9 @@ def distance(logits, top_ids, top_logp, rest, temperature):
 
 
 def train(student, k, share, temperature, rows):
-    model, teacher = load(student), load(TEACHER)
+    model, teacher = load(fixture(student)), load(fixture(TEACHER))
     if student == "llama":
-        model = PeftModel.from_pretrained(model, os.path.join(ROOT, "adapters", "llama", "start"), is_trainable=True)
+        model = PeftModel.from_pretrained(model, fixture("adapters/llama/start"), is_trainable=True)
     known = []
     for row in rows:
         with torch.no_grad():

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes tests/parity/families: of each family in tests/parity, adapters on all its linear layers and experts that PEFT can
 wrap (what it cannot: NOT_OF), trained with PEFT, transformers and torch.optim.AdamW, once on the model as it is and once
-on a packed one. A file keeps shapes, losses, norms, sums of each tensor and two whole tensors: the models are those of
-tests/parity, adapters to begin from follow from their names (tests/parity/seeded.py). Then runs megatrain on them, has
+on a packed one. A file keeps shapes, losses, norms, sum and norm of each tensor, and sums of two (sums.py): the models are those of
+tests/parity, adapters to begin from follow from their names (write_start() of tests/parity/test_families.py). Then runs megatrain on them, has
 PEFT load what it wrote, and compares logits. Run by hand when a family changes; the tests need no torch.
     MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/reference/family_fixtures.py [NAME...]
 """
-import base64
 import glob
 import json
 import os
@@ -19,12 +18,12 @@ import peft
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from transformers import Mxfp4Config
 
 import parity
-from seeded import RATE, ROWS, STEPS, digest, values
-from parity import class_of, double_throughout, train_torch
-from test_families import HERE as PARITY, packed_base, run
+import sums  # of tests/parity
+from parity import double_throughout, load, train_torch
+from seeded import fixture
+from test_families import HERE as PARITY, RATE, ROWS, STEPS, digest, packed_base, run, start_of
 from test_packed import write_decoded
 
 ROOT = os.path.join(PARITY, "families")
@@ -35,13 +34,6 @@ NOT_OF = {"nemotron_h": ("out_proj",), "nemotron_super": ("out_proj",), "afmoe":
 MLP = ("gate_proj", "up_proj", "down_proj")
 KEPT = ("peft_type", "r", "lora_alpha", "target_modules", "target_parameters", "task_type")
 EXPERTS = r"\.(experts\.(?:gate_up_proj|up_proj|down_proj))$"
-
-
-def load(name, folder):
-    with open(os.path.join(folder, "config.json")) as f:
-        cfg = json.load(f)
-    more = {"quantization_config": Mxfp4Config(dequantize=True)} if "mxfp4" in name and "quantization_config" in cfg else {}
-    return class_of(cfg).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager", **more)
 
 
 def targets(name, model):
@@ -57,7 +49,7 @@ def targets(name, model):
 
 
 def adapted(name, folder, config=None):
-    model = load(name, folder)
+    model = load(folder)
     if config is None:
         modules, experts = targets(name, model)
         config = dict(r=4, lora_alpha=8, target_modules=modules, **({"target_parameters": experts} if experts else {}))
@@ -69,9 +61,10 @@ def begin(model, name):
     """Sets A and B as the test does; returns the shapes by PEFT's names."""
     state = get_peft_model_state_dict(model)
     shapes = {k: list(v.shape) for k, v in sorted(state.items())}
+    start = start_of(name, shapes)
     with torch.no_grad():
         for k, v in state.items():
-            v.copy_(torch.tensor(values(name, k, shapes[k])).reshape(v.shape))
+            v.copy_(torch.frombuffer(bytearray(start[k][2]), dtype=torch.float32).reshape(v.shape))
     assert all((p.abs().sum() > 0) for n, p in model.named_parameters() if "lora_" in n), "a state that is not the parameters'"
     return shapes
 
@@ -89,10 +82,9 @@ def numbers(t):
 
 def case(model, name, samples):
     losses, norms, end = train(model, samples)
-    whole = sorted(end)[len(end) // 3::max(1, len(end) // 2)][:2]
-    encode = lambda t: base64.b64encode(t.contiguous().numpy().tobytes()).decode()
+    some = sorted(end)[len(end) // 3::max(1, len(end) // 2)][:2]
     return {"losses": losses, "norms": norms,
-            "digests": {k: digest(numbers(v)) for k, v in sorted(end.items())}, "whole": {k: encode(end[k]) for k in whole}}
+            "digests": {k: digest(numbers(v)) for k, v in sorted(end.items())}, "sums": {k: [float(f"{s:.10g}") for s in sums.sums_of(k, numbers(end[k]))] for k in some}}
 
 
 def compact(text):
@@ -101,8 +93,7 @@ def compact(text):
 
 
 def make(name, samples, tmp):
-    folder = os.path.join(PARITY, name)
-    model = adapted(name, folder)
+    model = adapted(name, fixture(name))
     shapes = begin(model, name)
     config = {k: v for k, v in model.peft_config["default"].to_dict().items() if k in KEPT and v is not None}
     config = {k: sorted(v) if isinstance(v, set) else v.value if hasattr(v, "value") else v for k, v in config.items()}
@@ -131,8 +122,8 @@ def check(name, samples, tmp):
     parity.megatrain("-q", "export", "--merge", "--dtype", "f32", checkpoint, merged)
     ids = torch.tensor([samples[0]["input_ids"]])
     with torch.no_grad():
-        ours = load(name, merged)(input_ids=ids).logits
-        theirs = PeftModel.from_pretrained(load(name, os.path.join(PARITY, name)), checkpoint)(input_ids=ids).logits
+        ours = load(merged)(input_ids=ids).logits
+        theirs = PeftModel.from_pretrained(load(fixture(name)), checkpoint)(input_ids=ids).logits
     assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max(), "PEFT reads other adapters than are merged"
     print(name, len(expected["shapes"]), "tensors", *(f"{k} {e}" for e, _ in worst for k, e in e.items()), flush=True)
 

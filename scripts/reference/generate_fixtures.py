@@ -10,9 +10,10 @@ import sys
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
 
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "parity")
+from parity import load
+from seeded import PARITY as ROOT, fixture
+
 FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gpt_oss", "qwen3_moe", "olmoe", "deepseek_v3", "qwen3_next", "nemotron_h", "granite4", "gemma3_text")
 NEW = 200
 UNCACHED = ("nemotron_h",)  # whose own cache (transformers 5) gives a prompt shorter than its convolution another text
@@ -26,7 +27,7 @@ def main():
         with open(path) as f:
             made = json.load(f)["models"]
     for name in sys.argv[1:] or FAMILIES:
-        model = AutoModelForCausalLM.from_pretrained(os.path.join(ROOT, name), dtype=torch.float32, attn_implementation="eager")
+        model = load(fixture(name))
         r, prompts, out = random.Random(5), [], []
         for n in (1, 7, 30):
             ids = [r.randrange(3, model.config.vocab_size) for _ in range(n)]

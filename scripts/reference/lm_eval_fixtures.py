@@ -16,9 +16,11 @@ from lm_eval import __version__, simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "parity")
+from parity import load
+from seeded import PARITY as ROOT, fixture
+
 OUT = os.path.join(ROOT, "lm_eval")
 THINGS = ["sky", "grass", "snow", "coal", "sun", "sea", "tree", "road"]
 COLOURS = ["blue", "green", "white", "black", "yellow", "red", "reddish", "grey"]
@@ -58,7 +60,7 @@ def main():
     shutil.rmtree(OUT, ignore_errors=True)
     os.makedirs(OUT)
     tokenizer = make_tokenizer(OUT)
-    model = AutoModelForCausalLM.from_pretrained(os.path.join(ROOT, "qwen3"), dtype=torch.float32, attn_implementation="eager")
+    model = load(fixture("qwen3"))
     expected = {}
     with tempfile.TemporaryDirectory() as tmp:
         for k, (name, keys) in enumerate(TASKS.items()):

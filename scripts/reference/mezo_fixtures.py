@@ -13,15 +13,14 @@ import tempfile
 import numpy
 import torch
 import transformers
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "parity")
 sys.path.insert(0, ROOT)
 import sums  # of tests/parity
 import test_mezo as ours
-from parity import ROWS, lr_at, release_state
+from parity import ROWS, load, lr_at, release_state
 from philox import philox
+from seeded import fixture
 
 SEED, f32 = 42, numpy.float32
 
@@ -161,13 +160,13 @@ os.makedirs(os.path.join(ROOT, "mezo"), exist_ok=True)
 for case, (name, rate, keys) in ours.CASES.items():
     if sys.argv[1:] and case not in sys.argv[1:]:
         continue
-    model = AutoModelForCausalLM.from_pretrained(os.path.join(ROOT, name), dtype=torch.float64, attn_implementation="eager").eval()
+    model = load(fixture(name), torch.float64).eval()
     steps = 25 if "small" in keys else 50  # then rounding takes a weight at its limit to the other side
     expected = {"made_with": f"transformers {transformers.__version__}, torch {torch.__version__}", "steps": steps, "rows": ROWS,
                 "learning_rate": rate, "model": name, "mezo": keys}
     if case.startswith("adapters"):
         import peft
-        model = peft.PeftModel.from_pretrained(model, os.path.join(ROOT, "adapters", "llama", "start"), is_trainable=True,
+        model = peft.PeftModel.from_pretrained(model, fixture("adapters/llama/start"), is_trainable=True,
                                                autocast_adapter_dtype=False).double().eval()
         params = {n.replace(".default", ""): p for n, p in model.named_parameters() if "lora_" in n}
     else:

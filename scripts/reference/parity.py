@@ -19,10 +19,11 @@ sys.path[:0] = [os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "
 import torch
 import transformers
 from safetensors import safe_open
-from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Mxfp4Config
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from seeded import write_spec, write_weights
 from tiny import base, config, megatrain, metrics, write_data, write_ini, write_model
 
 STEPS, ROWS, LR = 20, 8, 1e-3
@@ -42,35 +43,44 @@ CASES = {
 }
 
 
-def looks_trained(model, seed):
-    """Norms far from one, outlier channels, biases that are not zero."""
-    g = torch.Generator().manual_seed(seed)
-    gemma4 = "Gemma4" in type(model).__name__
-    muse = "MuseGlimmer" in type(model).__name__  # but for its last norm
-    one = 1.0 if any(n in type(model).__name__ for n in ("Gemma", "NemotronFor")) and not gemma4 else 0.0  # norms multiply by 1 + w
-    with torch.no_grad():
-        constants = ((n, b) for n, b in model.named_buffers() if n.endswith(("layer_scalar", "act_fn.beta", "act_fn.eps")))
-        for name, p in [*model.named_parameters(), *constants]:
-            if name.endswith("layer_scalar"):
-                p.copy_(0.6 + torch.rand(p.shape, generator=g) * 0.6)
-            elif p.dim() == 0:
-                pass  # as its class has it
-            elif "q_norm" in name or "k_norm" in name:
-                # their product scales the scores: larger ones make attention one-hot, and then a step
-                # turns a rounding error into a thousand of them, in torch as well
-                p.copy_((0.5 + torch.rand(p.shape, generator=g) * 0.8) * (0.5 if gemma4 else 1.0) - one)  # unscaled scores
-            elif "norm" in name and not name.endswith("bias"):
-                p.copy_(0.5 + torch.rand(p.shape, generator=g) * 2 - (1.0 if muse and "layernorm" in name else one))
-            elif name.endswith("bias"):
-                p.copy_(torch.randn(p.shape, generator=g) * 0.3)
-            elif name.endswith(("mlp.gate.weight", "mixer.gate.weight")):
-                # a router: its choices are far from ties, which two programs may break differently
-                p.copy_(torch.randn(p.shape, generator=g) * 0.5)
-            else:
-                p.copy_(torch.randn(p.shape, generator=g) * 0.06)
-                if p.dim() == 2:
-                    p[:, 3] *= 4
-            p.copy_(p.to(torch.bfloat16).to(p.dtype))
+#: they choose experts beside the router, and are never trained
+CHOOSING = ("e_score_correction_bias", "expert_bias")
+ROUTERS = (".gate.weight", ".router.weight", ".gate.wg.weight", ".router.layer.weight")
+
+
+def rule_of(name, t, of, router):
+    """What a tensor of a file is made of (tests/cli/seeded.py), that looks trained: norms far from one, outlier channels,
+    biases that are not zero, routers far from ties, which two programs may break differently. of: the model's class;
+    router: the size of routers."""
+    gemma4, delta = "Gemma4" in of, of.startswith(("Qwen3_5", "Qwen3Next"))
+    # norms that multiply by 1 + w; but for Muse Glimmer's last one, and the outputs of the delta rule
+    less = ("Gemma" in of and not gemma4 or "NemotronFor" in of or delta and "linear_attn" not in name
+            or "MuseGlimmer" in of and "layernorm" in name)
+    between = lambda low, high: f"uniform({low - less:.2f},{high - less:.2f})"
+    if t.dim() == 0 or name.endswith(("act_fn.beta", "act_fn.eps")):  # as its class has it
+        return f"constant({t.flatten()[0].item():g})"
+    if any(w in name for w in CHOOSING):
+        return "normal(0.2)"
+    if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+        return "uniform(0.6,1.2)"
+    if name.endswith("router.proj.weight"):  # of a norm's output, over sqrt(hidden_size)
+        return "normal(1.6)"
+    if "norm" in name and not name.endswith("bias"):
+        # the product of the queries' and keys' scales the scores: larger ones make attention one-hot, and then a step
+        # turns a rounding error into a thousand of them, in torch as well
+        scores = any(w in name for w in ("q_norm", "k_norm", "query_layernorm", "key_layernorm"))
+        return between(0.7, 1.3) if delta else between(0.5, 2.5) if not scores else between(0.25, 0.65) if gemma4 else between(0.5, 1.3)
+    if name.endswith("A_log"):
+        return "uniform(-1.5,0.5)"
+    if name.endswith(".D"):
+        return "uniform(0.5,1.5)"
+    if name.endswith("conv1d.weight"):
+        return "causal(0.3)"
+    if name.endswith("bias") or "sinks" in name:
+        return "normal(0.3)"
+    if name.endswith(ROUTERS):
+        return f"normal({router})"
+    return "normal(0.2)" if "in_proj" in name else "outlier(0.06)" if t.dim() >= 2 else "normal(0.06)"
 
 
 def lr_at(k, total, warmup):
@@ -88,13 +98,16 @@ def adamw(groups):
     return torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.999), eps=1e-8, foreach=False)
 
 
-def train_torch(model, samples, dtype, warmup=2, clip=0.5, wd=0.1, aux=0.0, optimizer=adamw, lr=LR, steps=STEPS, rows=ROWS):
+def train_torch(model, samples, dtype, warmup=2, clip=0.5, wd=0.1, aux=0.0, optimizer=adamw, lr=LR, steps=STEPS, rows=ROWS, ratio=1):
     """Losses and gradient norms of all steps; dtype f32 or f64 (that of the model) or bf16 (autocast over f32). With
-    aux, the coefficient of the loss that balances experts, a third list: that loss."""
-    decay, rest = [], []
+    aux, the coefficient of the loss that balances experts, a third list: that loss. ratio: of the learning rate of an adapter's B."""
+    decay, rest, faster = [], [], []
     for name, p in model.named_parameters():
-        (rest if "bias" in name or "norm" in name else decay).append(p)
-    opt = optimizer([{"params": decay, "weight_decay": wd}, {"params": rest, "weight_decay": 0.0}])
+        if p.requires_grad:
+            (faster if "lora_B" in name else rest if "bias" in name or "norm" in name else decay).append(p)
+    groups = [{"params": decay, "weight_decay": wd}, {"params": rest, "weight_decay": 0.0},
+              {"params": faster, "weight_decay": wd, "ratio": ratio}]
+    opt = optimizer(groups if faster else groups[:2])
     losses, norms, balance = [], [], []
     model.train()
     for step in range(steps):
@@ -120,7 +133,7 @@ def train_torch(model, samples, dtype, warmup=2, clip=0.5, wd=0.1, aux=0.0, opti
             balance.append(b.item())
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         for g in opt.param_groups:
-            g["lr"] = lr_at(step, steps, warmup) / LR * lr
+            g["lr"] = lr_at(step, steps, warmup) / LR * lr * g.get("ratio", 1)
         opt.step()
         losses.append(loss_sum / total)
         norms.append(norm.item())
@@ -181,16 +194,11 @@ def from_config(cfg, hf, **more):
     return (cls._from_config if hasattr(cls, "_from_config") else cls.from_config)(hf, **more)
 
 
-def make_model(d, cfg):
-    """Writes config.json and weights that are exact in bf16; returns the model in f32."""
-    write_model(d, cfg)
-    torch.manual_seed(0)
-    hf = AutoConfig.from_pretrained(d)
-    hf._attn_implementation = "eager"
-    hf._experts_implementation = "eager"
-    model = from_config(cfg, hf, dtype=torch.float32)  # the dtype also of constants, as a scale
-    looks_trained(model, 1)
-    return model
+def load(d, dtype=torch.float32):
+    with open(os.path.join(d, "config.json")) as f:
+        cfg = json.load(f)
+    more = {"quantization_config": Mxfp4Config(dequantize=True)} if cfg.get("quantization_config", {}).get("quant_method") == "mxfp4" else {}
+    return class_of(cfg).from_pretrained(d, dtype=dtype, attn_implementation="eager", experts_implementation="eager", **more)
 
 
 def release_state(model):
@@ -205,11 +213,46 @@ def release_state(model):
     return {k.replace("language_model.model.blocks.", "language_model.model.layers."): v for k, v in state.items()}
 
 
-def save_model(model, cfg, d, dtype=torch.float32):
-    kept = "e_score_correction_bias"  # in F32, as in releases
-    state = {k: (v if kept in k else v.to(dtype)).contiguous().clone() for k, v in release_state(model).items()
-             if not (cfg["tie_word_embeddings"] and k == "lm_head.weight")}
-    save_file(state, os.path.join(d, "model.safetensors"), metadata={"format": "pt"})
+def specify(d, cfg, dtype="BF16", router=0.5, kept=(), packed=None, seed=1):
+    """Writes config.json and model.tensors. kept: what is F32 in any case, by parts of names; packed: replaces
+    a tensor's entry by others."""
+    write_model(d, cfg)
+    model, tensors = from_config(cfg, AutoConfig.from_pretrained(d), dtype=torch.float32), {}
+    for name, t in release_state(model).items():
+        if not (cfg["tie_word_embeddings"] and name == "lm_head.weight"):
+            of = "F32" if any(k in name for k in (*CHOOSING, *kept)) else dtype
+            entry = {name: (of, list(t.shape), rule_of(name, t, type(model).__name__, router))}
+            tensors.update(packed and packed(name, t) or entry)
+    write_spec(os.path.join(d, "model.tensors"), tensors, seed)
+
+
+def adapter_rule(name, t, of):
+    if "lora_A" in name:
+        return f"uniform({-t.shape[-1] ** -0.5:.4g},{t.shape[-1] ** -0.5:.4g})"
+    if "magnitude" in name:  # near the lengths of columns
+        return f"uniform({0.9 * t.min():.3g},{1.1 * t.max():.3g})"
+    return "normal(0.05)" if "lora_B" in name else rule_of(name, t, of, 0.5)
+
+
+def specify_adapter(d, model, base):
+    """Writes adapter_config.json and adapter_model.tensors of a model of PEFT's, B not zero, for the fixture `base`."""
+    model.peft_config["default"].base_model_name_or_path = base  # not where this machine has it
+    os.makedirs(d, exist_ok=True)
+    with tempfile.TemporaryDirectory() as tmp:
+        model.save_pretrained(tmp)
+        with open(os.path.join(tmp, "adapter_config.json")) as f, open(os.path.join(d, "adapter_config.json"), "w") as to:
+            json.dump({k: sorted(v) if k == "target_modules" and isinstance(v, list) else v for k, v in json.load(f).items()}, to, indent=2)
+        state, of = load_file(os.path.join(tmp, "adapter_model.safetensors")), type(model.get_base_model()).__name__
+    whole = lambda k: "lora_" not in k  # as the model has it
+    write_spec(os.path.join(d, "adapter_model.tensors"),
+               {k: ("WIDE" if whole(k) else "F32", list(t.shape), adapter_rule(k, t, of)) for k, t in state.items()})
+
+
+def make_model(d, cfg, dtype="BF16"):
+    """Writes a model with its weights; returns it in f32."""
+    specify(d, cfg, dtype)
+    write_weights(d)
+    return load(d)
 
 
 def ini_of(d, data, out, dtype):
@@ -245,8 +288,7 @@ def run_case(tmp, name, dtype):
     family, over = CASES[name]
     cfg = config(family, **over)
     d = os.path.join(tmp, name)
-    model = make_model(d, cfg)
-    save_model(model, cfg, d)
+    model = make_model(d, cfg, "F32")
     data = write_data(os.path.join(tmp, name + ".jsonl"), n=STEPS * ROWS, seed=7)
     samples = [json.loads(l) for l in open(data)]
     out = os.path.join(tmp, f"{name}-{dtype}")

@@ -12,16 +12,15 @@ import sys
 import torch
 import transformers
 import transformers.pytorch_utils
-from transformers import AutoModelForCausalLM
 
 if not hasattr(transformers.pytorch_utils, "ALL_LAYERNORM_LAYERS"):  # which badam looks for, and transformers 5 has no more
     transformers.pytorch_utils.ALL_LAYERNORM_LAYERS = [torch.nn.LayerNorm]
 from badam import BlockOptimizer
 
-from parity import LR, ROWS, STEPS, release_state, train_torch
+from parity import LR, ROWS, STEPS, load, release_state, train_torch
+from seeded import PARITY as ROOT, fixture
 import sums  # of tests/parity
 
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "parity")
 BLOCK_STEPS = 7
 
 
@@ -38,8 +37,7 @@ def blocks(model):
 torch.set_num_threads(1)
 samples = [json.loads(line) for line in open(os.path.join(ROOT, "data.jsonl"))]
 for name in sys.argv[1:] or ("qwen2", "qwen2_moe"):
-    model = AutoModelForCausalLM.from_pretrained(os.path.join(ROOT, name), dtype=torch.float64, attn_implementation="eager",
-                                                 experts_implementation="eager")
+    model = load(fixture(name), torch.float64)
     losses, norms = train_torch(model, samples, "f64", optimizer=blocks(model), wd=0.0)  # badam decays norms, too
     to = os.path.join(ROOT, "optimizers", f"{name}-badam")
     sums.write(to + ".sums", {k: p for k, p in release_state(model).items() if ".layers." in k})

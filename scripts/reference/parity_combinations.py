@@ -10,6 +10,8 @@ the same. The case of a seed is the same until a family or a way is added, so a 
     scripts/parity combinations --seed SEED --n 1
 and kept for tests/parity/test_combinations.py, which needs no torch, by
     scripts/parity combinations --seed SEED --n 1 --store NAME
+where the cases of names are made again, as they are, by
+    scripts/parity combinations --again NAME...
 """
 import argparse
 import copy
@@ -19,6 +21,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -32,11 +35,12 @@ import transformers
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file
 
-from parity import class_of, double_throughout, make_model, release_state, save_model
+from parity import double_throughout, load, make_model, release_state, specify_adapter
 import sums  # of tests/parity
 from parity_choices import Choices
-from parity_families import MIXTURES, NESTED, VOCAB, draw, experts, freezable, linear, norms
+from parity_families import MIXTURES, NESTED, draw, experts, freezable, linear, norms
 from parity_ways import WAYS, draw_way
+from seeded import write_weights
 from test_packed import write_decoded
 from tiny import BINARY, base, losses, megatrain, metrics, write_ini
 
@@ -47,6 +51,8 @@ LEAST = {"loss": 1e-6, "norm": 1e-5, "update": 1e-3}
 TIMES = 3
 #: FP32 runs of a floor, and eps, where the first are not enough
 RUNS, EPS = 8, "1e-4"
+#: what a case has of PEFT's configuration
+PEFT = ("r", "lora_alpha", "target_modules", "target_parameters", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n"]
 
 
@@ -125,8 +131,7 @@ class Case:
     def prepare(self):
         """Writes the base, as megatrain and as torch read it, the data, and PEFT's folder to begin from."""
         self.dir = os.path.join(self.tmp, "model")
-        model = make_model(self.dir, self.cfg)
-        save_model(model, self.cfg, self.dir, torch.float32 if self.base == "f32" else torch.bfloat16)
+        model = make_model(self.dir, self.cfg, "F32" if self.base == "f32" else "BF16")
         self.way.prepare(self, model)
         plain = self.dir
         if self.base in ("nf4", "fp8"):
@@ -137,21 +142,16 @@ class Case:
         data = self.way.write_data(os.path.join(self.tmp, "data.jsonl"), STEPS * ROWS)
         self.data, self.samples = data, [json.loads(l) for l in open(data)]
         if self.adapters:
-            torch.manual_seed(self.seed)
-            self.model = get_peft_model(self.model, LoraConfig(lora_dropout=0, init_lora_weights=False, task_type="CAUSAL_LM", **self.trained["peft"]))
-            with torch.no_grad():
-                for n, p in self.model.named_parameters():
-                    if ".lora_A." in n or ".lora_B." in n:
-                        p.copy_(torch.randn(p.shape) * 0.1)
-            self.model.peft_config["default"].base_model_name_or_path = "model"  # not where this machine has it
             self.start = os.path.join(self.tmp, "start")
-            self.model.save_pretrained(self.start)
+            specify_adapter(self.start, get_peft_model(self.model, LoraConfig(lora_dropout=0, task_type="CAUSAL_LM", **self.trained["peft"])), "model")
+            write_weights(self.start)
+            self.model = PeftModel.from_pretrained(self.load(plain), self.start, is_trainable=True)
         for n, p in self.model.named_parameters():
             if self.trained["kind"] == "freeze":
                 p.requires_grad_(not fnmatch.fnmatchcase(n, self.trained["freeze"]))
 
     def load(self, folder):
-        return class_of(self.cfg).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
+        return load(folder)
 
     def ini(self, name, place):
         over = dict(self.settings, memory__device_budget="1GiB", model__init="weights", model__dtype="f32", data__eval="", data__packing="off", data__shuffle="off",
@@ -181,6 +181,31 @@ class Case:
             return {k: v.detach().double() for k, v in get_peft_model_state_dict(model).items()}
         model = model.merge_and_unload() if isinstance(model, PeftModel) else model
         return {k: v.double() for k, v in release_state(model).items() if not (self.over["tie_word_embeddings"] and k == "lm_head.weight")}
+
+
+class Kept(Case):
+    """A case of tests/parity/combinations, as its files describe it."""
+
+    def __init__(self, name, tmp):
+        read = lambda *path: json.load(open(os.path.join(STORED, name, *path)))
+        e, self.cfg = read("expected.json"), read("model", "config.json")
+        seed, self.name, self.base = re.match(r"(\d+)(?: \w+:)? (\w+) (\w+)", e["case"]).groups()
+        self.cfg.pop("quantization_config", None)
+        self.seed, self.tmp, self.text = int(seed), os.path.join(tmp, seed), e["case"]
+        self.over = {**self.cfg.get("text_config", self.cfg), "tie_word_embeddings": self.cfg["tie_word_embeddings"]}
+        self.mixture, self.stop, self.hosts, self.settings = self.name in MIXTURES, e["stop"], 1, e["settings"]
+        self.trained, self.adapters = {"kind": e["kind"], **({"freeze": e["freeze"]} if e["freeze"] else {})}, e["kind"] in ("lora", "dora")
+        if self.adapters:
+            self.trained["peft"] = {k: v for k, v in read("start", "adapter_config.json").items() if k in PEFT}
+        drive = os.path.join(self.tmp, "drive")
+        os.makedirs(drive)
+        self.places = [{**place, "memory__nvme_paths": drive} for place in e["places"]]
+        kind = next(w for w in WAYS if w.name == ("fp8" if "model__compute" in self.settings else "plain"))
+        self.way = kind.__new__(kind)
+        self.way.c, self.way.keys = self, {k: self.settings.pop(k) for k in ("model__compute", "data__seq_len") if k in self.settings}
+
+    def describe(self):
+        return self.text
 
 
 def off(got, want):
@@ -263,15 +288,16 @@ def store(c, name, losses, norms, want):
     """The case as tests/parity/test_combinations.py runs it: files, settings, places, and of what was trained two tensors."""
     d = os.path.join(STORED, name)
     shutil.rmtree(d, ignore_errors=True)
-    shutil.copytree(c.dir, os.path.join(d, "model"), ignore=shutil.ignore_patterns("megatrain", "README.md"))
+    made = shutil.ignore_patterns("*.safetensors")  # follow from what is beside them
+    shutil.copytree(os.path.join(c.tmp, "model"), os.path.join(d, "model"), ignore=made)
     shutil.copy(c.data, os.path.join(d, "data.jsonl"))
     if c.adapters:
-        shutil.copytree(c.start, os.path.join(d, "start"), ignore=shutil.ignore_patterns("README.md"))
+        shutil.copytree(c.start, os.path.join(d, "start"), ignore=made)
     moved = sorted(k for k in want if any(w in k for w in ("lora_", "proj", "norm")))
     sums.write(os.path.join(d, "trained.sums"), {k: want[k] for k in random.Random(c.seed).sample(moved, min(2, len(moved)))})
     places = [{k: v for k, v in p.items() if k != "memory__nvme_paths"} for p in c.places]
     expected = {"made_with": f"transformers {transformers.__version__}, torch {torch.__version__}, peft {peft.__version__}",
-                "case": c.describe(), "settings": c.settings | c.way.keys, "places": places, "stop": c.stop, "steps": STEPS, "rows": ROWS,
+                "case": c.describe(), "base": c.base, "settings": c.settings | c.way.keys, "places": places, "stop": c.stop, "steps": STEPS, "rows": ROWS,
                 "kind": c.trained["kind"], "freeze": c.trained.get("freeze", ""), "losses": losses, "norms": norms}
     with open(os.path.join(d, "expected.json"), "w") as f:
         f.write(json.dumps(expected, indent=1) + "\n")
@@ -360,15 +386,14 @@ def is_exact_once(c):
     return any(off(m["loss"], l) <= LEAST["loss"] and off(m["grad_norm"], n) <= LEAST["norm"] for m, l, n in zip(records, losses, norms))
 
 
-def run_case(seed, tmp, keep=None, way=None):
-    c = Case(seed, tmp, way)
+def run_case(c, keep=None):
     try:
         c.prepare()
         ours, first, records, of = compare(c, "a")
         second = result(c.run("b", c.places[0] if c.stop else c.places[1], c.stop, c.places[1], c.hosts), c.adapters)
         same = first[:2] == second[:2]
         rates = max(off(m["lr"], lr_at(c, i)) for i, m in enumerate(records)) < 1e-6
-        wrong = read_back(c, ours, first[2]) if seed % 3 == 0 and c.trained["kind"] != "merges" else None
+        wrong = read_back(c, ours, first[2]) if c.seed % 3 == 0 and c.trained["kind"] != "merges" else None
         small = not of.near
         if small:
             shutil.rmtree(ours)
@@ -394,6 +419,7 @@ def main():
     p.add_argument("--families", help="only seeds that draw one of these, by commas: their case is the same without this")
     p.add_argument("--way", choices=[w.name for w in WAYS], help="every case that can have it has it")
     p.add_argument("--store", help="a name in tests/parity/combinations")
+    p.add_argument("--again", nargs="*", help="names there, whose cases are made again")
     a = p.parse_args()
     torch.set_num_threads(1)  # products are too small for more threads
     transformers.utils.logging.disable_progress_bar()
@@ -403,15 +429,16 @@ def main():
     only = a.families.split(",") if a.families else None
     seeds = (s for s in itertools.count(a.seed) if not only or draw(random.Random(s))[0] in only)
     with tempfile.TemporaryDirectory() as tmp:
-        for seed in itertools.islice(seeds, a.n):
+        cases = a.again or list(itertools.islice(seeds, a.n))
+        for case in cases:
             try:
-                ok = run_case(seed, tmp, a.store, a.way)
+                ok = run_case(Kept(case, tmp), case) if a.again else run_case(Case(case, tmp, a.way), a.store)
             except Exception as e:
-                print("FAIL", seed, type(e).__name__, str(e)[:400], flush=True)
+                print("FAIL", case, type(e).__name__, str(e)[:400], flush=True)
                 ok = False
             if not ok:
-                failed.append(seed)
-    print(f"{a.n - len(failed)} passed, {len(failed)} failed {failed}; transformers {transformers.__version__}, torch {torch.__version__}, "
+                failed.append(case)
+    print(f"{len(cases) - len(failed)} passed, {len(failed)} failed {failed}; transformers {transformers.__version__}, torch {torch.__version__}, "
           f"peft {peft.__version__}")
     sys.exit(bool(failed))
 

@@ -16,7 +16,6 @@ import torch
 import transformers
 from lion_pytorch import Lion
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 from transformers.optimization import Adafactor
 
 for name in "bitsandbytes", "bitsandbytes.optim", "bitsandbytes.optim.optimizer", "bitsandbytes.functional": # of its 8-bit optimizers alone
@@ -26,11 +25,11 @@ import apollo_torch.random_projector
 import galore_torch
 import galore_torch.galore_projector
 
-from parity import ROWS, STEPS, release_state, train_torch
+from parity import ROWS, STEPS, load, release_state, train_torch
 from philox import drawn_signs
+from seeded import PARITY as ROOT, fixture
 import sums  # of tests/parity
 
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "parity")
 
 
 class DecoupledSGD(torch.optim.SGD):
@@ -212,7 +211,7 @@ def apollo(keys):
 
 def numbers_of(model):
     """The number of each tensor of the model's file, by its bytes: its place in the program's layout."""
-    weights = load_file(os.path.join(ROOT, model, "model.safetensors"))
+    weights = load_file(os.path.join(fixture(model), "model.safetensors"))
     glu = [f"{p}_proj.weight" for p in ("gate", "up", "down")]
     ends = ["input_layernorm.weight", *(f"self_attn.{p}_proj.{w}" for w in ("weight", "bias") for p in "qkv"),
             "self_attn.o_proj.weight", "post_attention_layernorm.weight", "mlp.gate.weight",
@@ -246,8 +245,7 @@ for name in set(wanted) & {"qwen2", "qwen2_moe"} or ("qwen2", "qwen2_moe"):
     for case in set(wanted) & set(CASES) or CASES:
         keys, lr, optimizer = CASES[case]
         clip = 0.5 if case in ("lion", "momentum", "sgd") else 1e30
-        model = AutoModelForCausalLM.from_pretrained(os.path.join(ROOT, name), dtype=torch.float64, attn_implementation="eager",
-                                                     experts_implementation="eager")
+        model = load(fixture(name), torch.float64)
         hidden = model.config.hidden_size
         rest = {p.data_ptr() for n, p in model.named_parameters()
                 if "embed" in n or "lm_head" in n or n.endswith("mlp.gate.weight")}

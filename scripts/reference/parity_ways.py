@@ -15,7 +15,9 @@ import torch
 from safetensors.numpy import load_file
 from torch.nn.functional import cross_entropy, kl_div, logsigmoid
 
-from parity import make_model, save_model
+from safetensors.torch import save_file
+
+from parity import make_model, release_state
 from parity_families import NESTED, VOCAB, linear
 from parity_fp8 import install
 from philox import drawn_signs
@@ -159,11 +161,12 @@ class Distill(Way):
 
     def prepare(self, c, model):
         self.teacher = os.path.join(c.tmp, "teacher")
-        model = make_model(self.teacher, c.cfg)
+        model = make_model(self.teacher, c.cfg, "F32")
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(torch.randn(p.shape) * 0.02)
-        save_model(model, c.cfg, self.teacher)
+        state = {k: v for k, v in release_state(model).items() if not (c.cfg["tie_word_embeddings"] and k == "lm_head.weight")}
+        save_file(state, os.path.join(self.teacher, "model.safetensors"), metadata={"format": "pt"})
 
     def draw(self, r, c):
         self.top, self.share, self.warmth = r.choice([3, 8, VOCAB]), r.choice([0, 0.3]), r.choice([1, 2])

@@ -16,15 +16,16 @@ from datasets import Dataset
 from peft import PeftModel
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import SequentialSampler
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "parity")
+from parity import load
+from seeded import PARITY as ROOT, fixture
+import sums  # of tests/parity
+
 OUT = os.path.join(ROOT, "preferences")
-sys.path.insert(0, ROOT)
-import sums
 STEPS, PAIRS, LR, VOCAB, EOS = 15, 4, 5e-4, 96, 2
 MEASURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected",
             "nll_loss", "log_odds_ratio", "log_odds_chosen", "mean_token_accuracy", "kl")
@@ -107,9 +108,9 @@ def train(name, rows):
     model_name, loss, _, more = CASES[name]
     more = dict(more)
     tok = tokenizer()
-    model = AutoModelForCausalLM.from_pretrained(os.path.join(ROOT, model_name), dtype=torch.float32, attn_implementation="eager")
+    model = load(fixture(model_name))
     if name == "lora":
-        model = PeftModel.from_pretrained(model, os.path.join(ROOT, "adapters", "llama", "start"), is_trainable=True)
+        model = PeftModel.from_pretrained(model, fixture("adapters/llama/start"), is_trainable=True)
     data = [{"prompt": text(p["prompt_ids"]).strip(), "chosen": text(p["chosen_ids"]), "rejected": text(p["rejected_ids"])} for p in rows]
     if loss in RATED:
         data = [{"prompt": p["prompt"], "completion": p[k], "label": k == "chosen"} for p in data for k in ("chosen", "rejected")]

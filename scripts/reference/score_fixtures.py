@@ -5,34 +5,26 @@ the small dense model and the mixture of tests/parity, in FP32. Run by hand; the
 """
 import json
 import os
-import random
+import sys
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
 
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "parity")
+from parity import load
+from seeded import PARITY as ROOT, fixture
+
+sys.path.insert(0, ROOT)  # tests/cli has one of the same name
+from test_score import samples
+
 OUT = os.path.join(ROOT, "score")
-VOCAB = 96
-
-
-def samples(n):
-    r, rows = random.Random(11), []
-    for _ in range(n):
-        ids = [r.randrange(VOCAB) for _ in range(r.randrange(2, 33))]
-        first = r.randrange(1, len(ids))
-        rows.append({"input_ids": ids, "labels": [-100] * first + ids[first:]})
-    return rows
 
 
 def main():
     torch.set_num_threads(1)
     os.makedirs(OUT, exist_ok=True)
-    rows, made = samples(1000), {}
-    with open(os.path.join(OUT, "data.jsonl"), "w") as f:
-        f.writelines(json.dumps(row) + "\n" for row in rows)
+    rows, made = list(samples(1000)), {}
     for name in ("qwen3", "qwen3_moe"):
-        model = AutoModelForCausalLM.from_pretrained(os.path.join(ROOT, name), dtype=torch.float32, attn_implementation="eager")
+        model = load(fixture(name))
         sums, hits = [], []
         for row in rows:
             ids = torch.tensor(row["input_ids"])

@@ -8,7 +8,7 @@ import tempfile
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
 from test_bits import smallest_budget
-from tiny import base, config, losses, megatrain, metrics, part, planes, read_safetensors, with_weights, write_data, \
+from tiny import base, config, fixture, losses, megatrain, metrics, part, planes, read_safetensors, with_weights, write_data, \
     write_ini, write_model
 
 STEPS = 6
@@ -205,7 +205,7 @@ def check_experts(tmp, unread, data):
     refused(tmp, model, data, "one by one or all together", **{**over, "adapter__targets": "*.experts.*.down_proj, experts.gate_up_proj"})
     check_joined(tmp, unread, data)
     refused(tmp, unread, data, "experts.0.gate_proj", "cannot have an adapter (PEFT 0.21 does not read", **over)
-    gated = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "afmoe")
+    gated = fixture("afmoe")
     refused(tmp, gated, data, "self_attn.gate_proj", "PEFT 0.21 refuses", **{**over, "adapter__targets": "self_attn.gate_proj"})
     plain = write_model(os.path.join(tmp, "no-sparse"), config("qwen3_moe", num_hidden_layers=2, mlp_only_layers=[0, 1]))
     ini = write_ini(os.path.join(tmp, "no-sparse.ini"), base(plain, data, os.path.join(tmp, "no-sparse-out"), **{

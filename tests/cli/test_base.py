@@ -14,7 +14,8 @@ import sys
 import tempfile
 import time
 
-from tiny import BINARY, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini, write_model
+from tiny import (BINARY, base, config, fixture, losses, megatrain, metrics, planes, read_safetensors, write_data,
+                  write_ini, write_model)
 
 LAYERS = 3
 # a third of a layer's tensors are large enough to be read in place
@@ -248,7 +249,7 @@ def adapters_know_every_byte_of_their_base(tmp, model, data):
     wide, packed = os.path.join(tmp, "wide"), os.path.join(tmp, "nf4")
     megatrain("export", model, wide, "--dtype", "f32")
     megatrain("export", model, packed, "--quantize", "nf4")
-    fused = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "gpt_oss")  # of all experts, transposed
+    fused = fixture("gpt_oss")  # of all experts, transposed
     few = write_data(os.path.join(tmp, "few.jsonl"), vocab=96)
     up = "model.layers.1.mlp.up_proj.weight"
     for source, homes, names in ((model, ("files", "host"), (up, "model.norm.weight")), (wide, ("host",), (up,)),

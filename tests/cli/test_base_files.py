@@ -21,10 +21,10 @@ import time
 
 from test_base import cached_bytes, drop_from_cache, io_counters, settings, tensor_at, turn_a_bit
 from test_packed import bf16_bytes, decode_nf4, e4m3, f32, floats, write_decoded
-from tiny import (BINARY, FULL, base, config, losses, megatrain, metrics, patience, planes, read_safetensors, write_data, write_ini,
-                  write_model, write_safetensors)
+from seeded import PARITY
+from tiny import (BINARY, FULL, base, config, fixture, losses, megatrain, metrics, patience, planes, read_safetensors,
+                  write_data, write_ini, write_model, write_safetensors)
 
-FIXTURES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity")
 DENSE = dict(hidden_size=256, intermediate_size=2304, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              head_dim=32)
 # an expert's matrices have 1 MiB in bf16
@@ -248,7 +248,7 @@ def packed_experts(tmp):
 
 def rows_in_pairs(tmp):
     """ERNIE-4.5: rows of q and k that rotate together are neighbours in the files."""
-    with open(os.path.join(FIXTURES, "ernie4_5_moe", "config.json")) as f:
+    with open(os.path.join(PARITY, "ernie4_5_moe", "config.json")) as f:
         cfg = {**json.load(f), "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128,
                "torch_dtype": "bfloat16"}
     model, data = make(tmp, "ernie", cfg)
@@ -270,9 +270,9 @@ def every_home(tmp, model, data, **over):
 def as_released(tmp):
     """gpt-oss in MXFP4; MiniMax-M2, a matrix an expert, in FP8 with blocks of 128x128, partial ones at the edges."""
     data = write_data(os.path.join(tmp, "few.jsonl"), vocab=96)
-    every_home(tmp, os.path.join(FIXTURES, "gpt_oss_mxfp4"), data)
+    every_home(tmp, fixture("gpt_oss_mxfp4"), data)
     fp8 = os.path.join(tmp, "minimax")
-    megatrain("export", os.path.join(FIXTURES, "minimax_m2"), fp8, "--quantize", "fp8")
+    megatrain("export", fixture("minimax_m2"), fp8, "--quantize", "fp8")
     shutil.rmtree(f"{fp8}/megatrain")
     t = read_safetensors(f"{fp8}/model.safetensors")
     assert t["model.layers.0.block_sparse_moe.experts.0.w1.weight"][0] == "F8_E4M3"

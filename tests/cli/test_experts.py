@@ -12,8 +12,8 @@ import struct
 import sys
 import tempfile
 
-from tiny import (ORACLE, SLOW, base, config, drawn, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini,
-                  write_model, write_safetensors)
+from tiny import (ORACLE, SLOW, base, config, drawn, fixture, losses, megatrain, metrics, planes, read_safetensors,
+                  write_data, write_ini, write_model, write_safetensors)
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))  # budgets that bite are found in other processes and builds
 STEPS = 5
@@ -108,7 +108,7 @@ def biases_and_other_routers_move_no_bit(tmp, model, data):
     latent attention, with a latent of queries and without."""
     data = write_data(os.path.join(tmp, "few.jsonl"), vocab=96)
     for family in ("gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3"):
-        released = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", family)
+        released = fixture(family)
         def bits(name, env=None, **over):
             out = os.path.join(tmp, f"{family}-{name}")
             megatrain("-q", "run", write_ini(out + ".ini", base(released, data, out, model__init="weights", train__steps=3,
@@ -126,7 +126,7 @@ def f32_routers_are_f32_in_bf16(tmp, model, data):
     os.makedirs(drive, exist_ok=True)
     families = ("ernie4_5_moe", "mlp.gate.weight"), ("hunyuan_v1_moe", "mlp.gate.wg.weight")
     for family, name in families[:1] if SLOW else families:  # parity/ has the other's names under sanitizers
-        released = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", family)
+        released = fixture(family)
         t = read_safetensors(os.path.join(released, "model.safetensors"))
         routers = [n for n in t if n.endswith(name)]
         assert routers and all(t[n][0] == "F32" for n in routers)
@@ -174,7 +174,7 @@ def f32_routers_are_f32_in_bf16(tmp, model, data):
 
 def norms_that_files_have_in_f32_stay_so(tmp, model, data):
     data = write_data(os.path.join(tmp, "few.jsonl"), vocab=96)
-    released = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "gpt_oss")
+    released = fixture("gpt_oss")
     t = read_safetensors(os.path.join(released, "model.safetensors"))
     for n, (dtype, shape, raw) in t.items():
         if "norm" in n:  # a bit below bf16's

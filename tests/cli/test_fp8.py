@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 
-from tiny import DEVICE, FULL, POISON, base, config, losses, megatrain, metrics, planes, with_weights, write_data, \
+from tiny import DEVICE, FULL, POISON, base, config, fixture, losses, megatrain, metrics, planes, with_weights, write_data, \
     write_ini, write_model
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
@@ -76,7 +76,7 @@ def oracle(tmp):
     data, got = shutil.copy(os.path.join(FIXTURE, "data.jsonl"), tmp), {}
     for compute in "fp8", "bf16":
         out = os.path.join(tmp, compute)
-        ini = write_ini(out + ".ini", base(FIXTURE, data, out, model__init="weights", model__dtype="bf16",
+        ini = write_ini(out + ".ini", base(fixture("fp8"), data, out, model__init="weights", model__dtype="bf16",
             model__compute=compute, data__eval="", data__packing="off", data__shuffle="off", data__seq_len=e["seq_len"],
             train__steps=e["steps"], train__batch_size=e["rows"], train__micro_batch=1, train__schedule="constant",
             train__warmup=0, train__learning_rate=e["learning_rate"], train__grad_clip=0, optimizer__type="sgd",

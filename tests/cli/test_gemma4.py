@@ -11,7 +11,7 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 PARITY = os.path.join(HERE, "..", "parity")
 sys.path.insert(0, HERE)
-from tiny import base, losses, megatrain, planes, read_safetensors, trained_planes, write_ini, write_model
+from tiny import base, fixture, losses, megatrain, planes, read_safetensors, trained_planes, write_ini, write_model
 
 STEPS = 3
 HALF = {"memory__unit": "half", "memory__slots": 2, "memory__activations": "recompute"}
@@ -34,7 +34,7 @@ def run(tmp, name, model, env=None, get=planes, **over):
 
 
 def check_placements(tmp, family, what, get, **keys):
-    model, moe = os.path.join(PARITY, family), family != "gemma4_text"
+    model, moe = fixture(family), family != "gemma4_text"
     first = run(tmp, f"{family}-{what}", model, get=get, **keys)
     for name, (env, over, of_experts) in PLACEMENTS.items():
         got = run(tmp, f"{family}-{what}-{name}", model, env=env, get=get, **keys, **over, **(of_experts if moe else {}))
@@ -44,7 +44,7 @@ def check_placements(tmp, family, what, get, **keys):
 
 def check_frozen(tmp):
     """Only what is not frozen changes, and trains as it did beside what is."""
-    model = os.path.join(PARITY, "gemma4_moe")
+    model = fixture("gemma4_moe")
     out = os.path.join(tmp, "frozen")
     run(tmp, "frozen", model, model__freeze="*experts*, *router*, *self_attn*", train__learning_rate="0.05")
     megatrain("-q", "export", os.path.join(out, f"checkpoint-{STEPS}"), out + "-exported")
@@ -58,7 +58,7 @@ def check_frozen(tmp):
 def check_exports(tmp):
     out = os.path.join(tmp, "gemma4_moe-all", f"checkpoint-{STEPS}")
     megatrain("-q", "export", out, os.path.join(tmp, "exported"))
-    given = read_safetensors(os.path.join(PARITY, "gemma4_moe", "model.safetensors"))
+    given = read_safetensors(os.path.join(fixture("gemma4_moe"), "model.safetensors"))
     got = read_safetensors(os.path.join(tmp, "exported", "model.safetensors"))
     assert {n: t[:2] for n, t in got.items()} == {n: t[:2] for n, t in given.items()}
 
@@ -67,7 +67,7 @@ def check_packed(tmp):
     """Adapters on a base that is packed when it is loaded: the same bits in halves; what was packed is as near as NF4 is."""
     for family in ("gemma4_text", "gemma4_moe"):
         keys = dict(LORA, model__dtype="bf16", get=trained_planes)
-        model = os.path.join(PARITY, family)
+        model = fixture(family)
         plain = run(tmp, "plain-" + family, model, **keys)
         first = run(tmp, "nf4-" + family, model, model__base_dtype="nf4", **keys)
         env, over, _ = PLACEMENTS["half"]

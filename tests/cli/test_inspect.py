@@ -4,7 +4,7 @@ import json
 import math
 import os
 
-from tiny import megatrain, read_safetensors
+from tiny import fixture, megatrain, read_safetensors
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PARITY, MODELS = os.path.join(HERE, "..", "parity"), os.path.join(HERE, "..", "..", "configs", "models")
@@ -23,7 +23,7 @@ PAPERS = {
         "o[128 x 128] = attend(q[128 x 192], k[128 x 192], kv[128 x 128 of 256 at 128])  keep out",
         "y = linear(o[128 x 128]) + x  <- self_attn.o_proj.weight [7168, 16384]",
         "experts: 8 of 256 for a token"],
-    (os.path.join(PARITY, "gemma3"), 0): [
+    (fixture("gemma3"), 0): [
         "h = norm(x) {eps 1e-06, 1 + w}  <- input_layernorm.weight [40]", "head norm(qkv[5 x 16 of 16 at 0], qkv[80..96]) {eps 1e-06, 1 + w}  keep qkv",
         "{theta 10000, 16 of a head}", "{window 9}", "normed = norm(out) {eps 1e-06, 1 + w}  <- post_attention_layernorm.weight [40]",
         "y = sum(x, normed)", "act = glu(gate_up) {gelu_tanh}", "normed = norm(out) {eps 1e-06, 1 + w}  <- post_feedforward_layernorm.weight [40]"],
@@ -39,7 +39,7 @@ for (model, layer), lines in PAPERS.items():
     assert -1 not in at and at == sorted(at), [line for line, i in zip(lines, at) if i < 0] or said
 
 for name in ("gemma3", "deepseek_v3", "qwen3_next", "gpt_oss", "glm4_moe", "cohere", "granitemoe"):
-    folder = os.path.join(PARITY, name)
+    folder = fixture(name)
     with open(os.path.join(folder, "config.json")) as f:
         config = json.load(f)
     config = config.get("text_config", config)

@@ -11,11 +11,11 @@ import sys
 import tempfile
 import time
 
-from tiny import (BINARY, FULL, SLOW, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data,
-                  write_ini, write_model)
+from tiny import (BINARY, FULL, SLOW, base, config, fixture, losses, megatrain, metrics, planes, read_safetensors,
+                  write_data, write_ini, write_model)
 
 PIECES = {"MEGATRAIN_DISK_PIECE": "4096"}
-ROUTERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "ernie4_5_moe")
+ROUTERS = fixture("ernie4_5_moe")
 
 
 def words(tensor):

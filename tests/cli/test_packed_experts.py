@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """gpt-oss as it is released, its experts in MXFP4: frozen they stay as they came and give the bits of the same model
-decoded by transformers (decoded.safetensors of scripts/reference/moe_fixtures.py), wherever they live; trained they are decoded."""
+decoded by transformers (decoded.json of scripts/reference/parity_fixtures.py), wherever they live; trained they are decoded."""
+import hashlib
 import json
 import math
 import os
@@ -11,10 +12,10 @@ import sys
 import tempfile
 
 import test_packed
-from tiny import (BINARY, ORACLE, SLOW, base, config, losses, megatrain, planes, read_safetensors, trained_planes, write_data, write_ini,
-                  write_model, write_safetensors)
+from tiny import (BINARY, ORACLE, SLOW, base, config, fixture, losses, megatrain, planes, read_safetensors,
+                  trained_planes, write_data, write_ini, write_model, write_safetensors)
 
-RELEASED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "gpt_oss_mxfp4")
+RELEASED = fixture("gpt_oss_mxfp4")
 STEPS = 4
 FROZEN = "*.experts.*"
 FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
@@ -41,7 +42,7 @@ def write_decoded(path):
     write_model(path, c)
     t = {n: v for n, v in tensors(RELEASED).items() if not is_packed(n)}
     write_safetensors(os.path.join(path, "model.safetensors"),
-                      {**t, **read_safetensors(os.path.join(RELEASED, "decoded.safetensors"))})
+                      {**t, **experts(RELEASED)})
     return path
 
 
@@ -55,6 +56,19 @@ def values(t, name):
         e, r, k = i // (rows * cols), i // cols % rows, i % cols
         struct.pack_into("<H", out, 2 * ((e * cols + k) * rows + r), struct.unpack("<I", struct.pack("<f", x))[0] >> 16)
     return bytes(out)
+
+
+def experts(folder):
+    """The plain tensors of a folder's experts, as transformers decodes them, which is kept by digests."""
+    t = tensors(folder)
+    with open(os.path.join(RELEASED, "decoded.json")) as f:
+        digests = json.load(f)
+    out = {}
+    for name in digests:
+        n_experts, rows, blocks, _ = t[name + "_blocks"][1]
+        out[name] = "BF16", [n_experts, blocks * 32, rows], values(t, name)
+        assert hashlib.sha256(out[name][2]).hexdigest() == digests[name], f"{name} is not what transformers decodes"
+    return out
 
 
 def train(tmp, name, model, data, env=None, split=0, binary=BINARY, **over):
@@ -118,7 +132,7 @@ def trained_they_are_decoded(tmp, data):
     def unsigned(data):
         """AdamW makes a zero of a negative one."""
         return [0 if x == 0x8000 else x for x, in struct.iter_unpack("<H", data)]
-    for name in read_safetensors(os.path.join(RELEASED, "decoded.safetensors")):
+    for name in experts(RELEASED):
         assert unsigned(t[name][2]) == unsigned(want[name][2]), f"{name} is not what transformers decodes"
     assert quantization(full) is None
     # the comparison sees a step
@@ -160,7 +174,7 @@ def wider_experts_are_packed(tmp, data):
     assert "mlp.experts.gate_proj 0.00%" in said, said
     out = os.path.join(tmp, "exported")
     assert "mlp.experts.down_proj 0.00%" in megatrain("export", decoded, out, "--quantize", "mxfp4").stderr
-    want = read_safetensors(os.path.join(RELEASED, "decoded.safetensors"))
+    want = experts(RELEASED)
     release, plain = tensors(RELEASED), tensors(decoded)
     for folder in made, out:
         t = tensors(folder)
@@ -261,7 +275,7 @@ def what_a_file_says_has_to_be_true(tmp, data):
             assert words in p.stderr, (what, p.stderr)
     for family, mend in ("mistral4", "without a weight_scale_inv"), ("gpt_oss", "FineGrainedFP8Config(dequantize=True)"):
         fused = os.path.join(tmp, family)  # gpt_oss has columns before rows
-        shutil.copytree(os.path.join(os.path.dirname(RELEASED), family), fused)
+        shutil.copytree(fixture(family), fused)
         fp8 = {n: ("F8_E4M3", t[1], t[2][::2]) if n.endswith("experts.gate_up_proj") else t for n, t in tensors(fused).items()}
         write_safetensors(os.path.join(fused, "model.safetensors"), fp8)
         p = megatrain("run", write_ini(fused + ".ini", base(fused, data, fused + "-out", model__init="weights")), expect=3)

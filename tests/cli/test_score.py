@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 
-from tiny import BINARY, base, megatrain, write_ini
+from tiny import BINARY, base, fixture, megatrain, write_ini
 
 
 def write_samples(path, n=300, seed=5):
@@ -124,7 +124,7 @@ def the_likeliest_of_choices_is_told(tmp, model):
 
 with tempfile.TemporaryDirectory() as tmp:
     data = write_samples(f"{tmp}/data.jsonl")
-    model = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "qwen3")
+    model = fixture("qwen3")
     ini = write_ini(f"{tmp}/a.ini", base(model, data, f"{tmp}/out", data__eval="", model__dtype="f32", model__init="weights", train__steps=0))
     _, out = score(tmp, "tokens", ini, "--data", data, "--tokens")
     sums_are_those_of_eval(ini, data, read(out))

@@ -9,6 +9,8 @@ import struct
 import subprocess
 import sys
 
+from seeded import fixture, read_safetensors, write_safetensors  # noqa: F401, for all that import this
+
 BINARY = os.environ["MEGATRAIN"]
 DEVICE = os.environ.get("MEGATRAIN_TEST_DEVICE", "cpu")
 FULL = bool(os.environ.get("MEGATRAIN_TEST_FULL"))
@@ -259,28 +261,6 @@ def trained_planes(checkpoint):
             t = read_safetensors(os.path.join(d, n))
             out.update({k: v for k, v in t.items() if k.rsplit(".", 1)[0] + ".exp_avg" in t})
     return out
-
-
-def read_safetensors(path):
-    """name -> (dtype, shape, bytes)."""
-    data = open(path, "rb").read()
-    n, = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + n])
-    return {k: (v["dtype"], v["shape"], data[8 + n + v["data_offsets"][0]:8 + n + v["data_offsets"][1]])
-            for k, v in header.items() if k != "__metadata__"}
-
-
-def write_safetensors(path, tensors):
-    """tensors: as read_safetensors() gives them."""
-    header, at, body = {"__metadata__": {"format": "pt"}}, 0, []
-    for name, (dtype, shape, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
-        at += len(data)
-        body.append(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + b"".join(body))
 
 
 def middle_of(model, name):

@@ -12,7 +12,7 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 PARITY = os.path.join(HERE, "..", "parity")
 sys.path.insert(0, os.path.join(HERE, "..", "cli"))
-from tiny import base, losses, megatrain, planes, write_ini
+from tiny import base, fixture, losses, megatrain, planes, write_ini
 
 STEPS = int(os.environ.get("MEGATRAIN_TEST_STEPS", "3"))
 TOLERANCE = {"f32": 2e-6, "bf16": 2e-3}  # of losses, relative; the norm of the gradient ten times that
@@ -20,7 +20,7 @@ TOLERANCE = {"f32": 2e-6, "bf16": 2e-3}  # of losses, relative; the norm of the 
 
 def run(tmp, name, family, kind, dtype, env=None, **over):
     out = os.path.join(tmp, f"{family}-{dtype}-{name}")
-    ini = write_ini(out + ".ini", base(os.path.join(PARITY, family), os.path.join(tmp, "data.jsonl"), out,
+    ini = write_ini(out + ".ini", base(fixture(family), os.path.join(tmp, "data.jsonl"), out,
         device__kind=kind, model__init="weights", model__dtype=dtype, data__eval="", train__steps=STEPS,
         train__batch_size=4, **over))
     megatrain("-q", "run", ini, env=env)

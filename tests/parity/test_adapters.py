@@ -11,20 +11,19 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 import sums
 from test_parity import FEW, at_most, relative
-from tiny import POISON, base, megatrain, metrics, read_safetensors, write_ini
+from tiny import POISON, base, fixture, megatrain, metrics, read_safetensors, write_ini
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PREFIX = "base_model.model."
 
 
 def train(tmp, name, dtype, expected, start=None, steps=None, **over):
     out = os.path.join(tmp, f"{name}-{dtype}-{len(os.listdir(tmp))}")
     data = os.path.join(tmp, "data.jsonl")
     shutil.copy(os.path.join(HERE, "data.jsonl"), data)
-    ini = write_ini(out + ".ini", base(os.path.join(HERE, expected["model"]), data, out, model__init="weights",
+    ini = write_ini(out + ".ini", base(fixture(expected["model"]), data, out, model__init="weights",
         model__dtype=dtype, data__eval="", data__packing="off", data__shuffle="off", train__steps=steps or expected["steps"],
         train__batch_size=expected["rows"], train__micro_batch=2, train__learning_rate=expected["learning_rate"],
-        train__min_lr_ratio=0, adapter__kind=expected.get("kind", "lora"), adapter__path=start or os.path.join(HERE, "adapters", name, "start"),
+        train__min_lr_ratio=0, adapter__kind=expected.get("kind", "lora"), adapter__path=start or fixture(f"adapters/{name}/start"),
         adapter__lr_ratio_b=expected["lr_ratio_b"], adapter__dropout=expected.get("dropout", 0), **over))
     n = steps or FEW or expected["steps"]
     megatrain("-q", "run", ini, "--max-steps", n, env=POISON if dtype == "bf16" else None)
@@ -61,7 +60,7 @@ def check(tmp, name):
         at_most("tensors", max(errors.values()), 1e-4)
     # the checkpoint is a folder like the one it began from: going on from it is the same model
     config = modules(checkpoint)
-    assert config["base_model_name_or_path"] == os.path.join(HERE, expected["model"])
+    assert config["base_model_name_or_path"] == fixture(expected["model"])
     assert not os.path.exists(os.path.join(checkpoint, "config.json"))
     again, _ = train(tmp, name, "f32", expected, start=checkpoint, steps=1)
     resumed, _ = train(tmp, name, "f32", expected, steps=1)

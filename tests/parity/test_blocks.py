@@ -8,7 +8,7 @@ import tempfile
 
 import sums
 from test_parity import FEW, HERE, at_most, relative
-from tiny import base, megatrain, metrics, read_safetensors, write_ini
+from tiny import base, fixture, megatrain, metrics, read_safetensors, write_ini
 from widen import widen
 
 
@@ -39,7 +39,7 @@ def check(tmp, name):
     with open(path + ".json") as f:
         expected = json.load(f)
     print(f"{name}: {expected['made_with']}")
-    model, want = widen(os.path.join(HERE, name), os.path.join(tmp, "model")), sums.read(path + ".sums")
+    model, want = widen(fixture(name), os.path.join(tmp, "model")), sums.read(path + ".sums")
     steps, checkpoint = train(tmp, model, expected)
     assert len(steps) == expected["steps"]
     at_most("losses", max(relative(m["loss"], l) for m, l in zip(steps, expected["losses"])), 1e-6)

@@ -12,9 +12,18 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 import sums
 from test_parity import at_most, relative
-from tiny import POISON, SLOW, base, losses, megatrain, metrics, read_safetensors, write_ini
+from tiny import POISON, SLOW, base, fixture, losses, megatrain, metrics, read_safetensors, write_ini
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "combinations")
+
+
+def model_of(tmp, name, fmt):
+    model, packed = fixture(f"combinations/{name}/model"), os.path.join(tmp, name + "-" + fmt)
+    if fmt not in ("nf4", "fp8"):
+        return model
+    if not os.path.exists(packed):
+        megatrain("-q", "export", model, packed, "--quantize", fmt)
+    return packed
 
 
 def run(tmp, name, out, expected, place, stop=0, then=None):
@@ -27,10 +36,10 @@ def run(tmp, name, out, expected, place, stop=0, then=None):
                     data__packing="off", data__shuffle="off", train__steps=expected["steps"], train__batch_size=expected["rows"],
                     optimizer__grad_dtype="f32", checkpoint__frozen="copy", memory__nvme_paths=drive, **place)
         if expected["kind"] in ("lora", "dora"):
-            over.update(adapter__kind=expected["kind"], adapter__path=os.path.join(HERE, name, "start"))
+            over.update(adapter__kind=expected["kind"], adapter__path=fixture(f"combinations/{name}/start"))
         elif expected["freeze"]:
             over["model__freeze"] = expected["freeze"]
-        return write_ini(os.path.join(tmp, out + ".ini"), base(os.path.join(HERE, name, "model"), data, os.path.join(tmp, out), **over))
+        return write_ini(os.path.join(tmp, out + ".ini"), base(model_of(tmp, name, expected["base"]), data, os.path.join(tmp, out), **over))
 
     if stop:
         megatrain("-q", "run", ini(place), "--max-steps", stop)
@@ -59,7 +68,7 @@ def check(tmp, name):
     if expected["kind"] in ("lora", "dora"):
         merged = os.path.join(tmp, name + "-merged")
         megatrain("-q", "export", "--merge", "--dtype", "f32", os.path.join(out, f"checkpoint-{expected['steps']}"), merged)
-        of, into = (read_safetensors(os.path.join(d, "model.safetensors")) for d in (os.path.join(HERE, name, "model"), merged))
+        of, into = (read_safetensors(os.path.join(d, "model.safetensors")) for d in (model_of(tmp, name, expected["base"]), merged))
         pieces = (".absmax", "_absmax", "_map", "__nf4", "_scale_inv")
         assert set(into) == {k for k in of if not k.endswith(pieces)}, set(into) ^ set(of)
         assert not any(into[k][0] in ("U8", "F8_E4M3") for k in into)
@@ -70,7 +79,7 @@ def check(tmp, name):
 
 def check_packed(tmp, name):
     """What is not of a nested decoder is copied, and listed as not packed; the decoder has the files' names."""
-    model, out = os.path.join(HERE, "..", name), os.path.join(tmp, name + "-packed")
+    model, out = fixture(name), os.path.join(tmp, name + "-packed")
     megatrain("-q", "export", model, out, "--quantize", "nf4")
     of, into = (read_safetensors(os.path.join(d, "model.safetensors")) for d in (model, out))
     tower = [k for k in of if "language_model" not in k and not k.startswith("lm_head")]

@@ -4,20 +4,19 @@ divergences and norms, with one micro-batch a step and with four; all tokens of 
 an adapter. The teacher's file is made by `score --top`, whatever its placement, and by a call that was killed."""
 import json
 import os
-import shutil
 import struct
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 from test_parity import at_most, relative
-from tiny import base, megatrain, metrics, planes, write_ini
+from tiny import base, fixture, megatrain, metrics, planes, write_ini
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def settings(tmp, model, data, out, **over):
-    return base(os.path.join(HERE, model), data, out, **{
+    return base(fixture(model), data, out, **{
         "model__init": "weights", "model__dtype": "f32", "data__eval": "", "data__packing": "off", "data__shuffle": "off",
         "data__cache_dir": os.path.join(tmp, "cache"), **over})
 
@@ -69,7 +68,7 @@ def train(tmp, name, case, expected, teacher, label="", expect=0, **over):
     out = os.path.join(tmp, name + label)
     keys = {}
     if case["student"] == "llama":
-        keys.update(adapter__kind="lora", adapter__path=os.path.join(HERE, "adapters", "llama", "start"))
+        keys.update(adapter__kind="lora", adapter__path=fixture("adapters/llama/start"))
     ini = write_ini(out + ".ini", settings(tmp, case["student"], os.path.join(tmp, "data.jsonl"), out, **{
         "train__steps": expected["steps"], "train__batch_size": expected["rows"], "train__micro_batch": expected["rows"],
         "train__learning_rate": expected["learning_rate"], "train__schedule": "constant", "train__warmup": 0,

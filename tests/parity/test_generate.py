@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
-from tiny import FULL, POISON, base, losses, megatrain, write_ini
+from tiny import FULL, POISON, base, fixture, losses, megatrain, write_ini
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LENGTHS = (3, 40, 17, 1, 70)
@@ -19,7 +19,7 @@ SCORED = ("qwen3", "mistral", "gpt_oss_mxfp4", "deepseek_v3", "qwen3_next", "gra
 
 def ini(tmp, family, name="a", **over):
     data = os.path.join(tmp, "scored.jsonl")
-    return write_ini(os.path.join(tmp, name + ".ini"), base(os.path.join(HERE, family), data, os.path.join(tmp, "o"), **{
+    return write_ini(os.path.join(tmp, name + ".ini"), base(fixture(family), data, os.path.join(tmp, "o"), **{
         "model__init": "weights", "data__eval": "", "data__seq_len": 256, **over}))
 
 
@@ -151,7 +151,7 @@ def with_adapters_over_a_packed_base(tmp):
     with open(text, "w") as f:
         f.writelines(json.dumps({"input_ids": p * 3}) + "\n" for p in prompts_of(90) * 4)
     over = {"model__base_dtype": "nf4", "adapter__kind": "lora"}
-    megatrain("-q", "run", write_ini(os.path.join(tmp, "t.ini"), base(os.path.join(HERE, "qwen3"), text, os.path.join(tmp, "lora"), **{
+    megatrain("-q", "run", write_ini(os.path.join(tmp, "t.ini"), base(fixture("qwen3"), text, os.path.join(tmp, "lora"), **{
         "model__init": "weights", "data__eval": "", "data__seq_len": 256, "train__steps": 4, "train__learning_rate": "1e-1", **over})))
     as_score_and_everywhere(tmp, "qwen3", 90, adapter__path=os.path.join(tmp, "lora", "latest"), **over)
 

@@ -11,7 +11,7 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 import data_env
 from test_parity import at_most
-from tiny import base, megatrain, write_ini
+from tiny import base, fixture, megatrain, write_ini
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FIXTURE = os.path.join(HERE, "lm_eval")
@@ -56,7 +56,7 @@ def main(tmp):
     with open(os.path.join(FIXTURE, "expected.json")) as f:
         expected = json.load(f)
     print(expected["made_with"])
-    model = shutil.copytree(os.path.join(HERE, "qwen3"), os.path.join(tmp, "model"))
+    model = shutil.copytree(fixture("qwen3"), os.path.join(tmp, "model"))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(os.path.join(FIXTURE, name), model)
     ini = write_ini(f"{tmp}/a.ini", base(model, f"{tmp}/none", f"{tmp}/none", data__eval="", model__dtype="f32", model__init="weights",

@@ -10,7 +10,7 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 import sums
 from test_parity import HERE, SLOW, at_most, relative
-from tiny import base, megatrain, metrics, read_safetensors, write_ini
+from tiny import base, fixture, megatrain, metrics, read_safetensors, write_ini
 
 CASES = {
     "normal": ("qwen2", 2e-4, {"noise": "normal", "eps": 5e-3, "samples": 2}),
@@ -24,8 +24,8 @@ CASES = {
 def train(tmp, case, expected, **over):
     out, data, adapters = os.path.join(tmp, "run"), os.path.join(tmp, "data.jsonl"), case.startswith("adapters")
     shutil.copy(os.path.join(HERE, "data.jsonl"), data)
-    more = {"adapter__kind": "lora", "adapter__path": os.path.join(HERE, "adapters", "llama", "start")} if adapters else {}
-    ini = write_ini(out + ".ini", base(os.path.join(HERE, expected["model"]), data, out, **{
+    more = {"adapter__kind": "lora", "adapter__path": fixture("adapters/llama/start")} if adapters else {}
+    ini = write_ini(out + ".ini", base(fixture(expected["model"]), data, out, **{
         "model__init": "weights", "data__eval": "", "data__packing": "off", "data__shuffle": "off", "train__steps": expected["steps"],
         "train__batch_size": expected["rows"], "train__learning_rate": expected["learning_rate"], "train__min_lr_ratio": 0,
         "train__grad_clip": 0, "optimizer__type": "mezo", **{f"mezo__{k}": v for k, v in expected["mezo"].items()}, **more, **over}))

@@ -35,7 +35,7 @@ def check(tmp, name, case):
     at_most("norm of the median step", errors[len(errors) // 2], 1e-5)
     if SLOW:
         return
-    errors = {} if sign else weight_errors(checkpoint, path + ".sums")
+    errors = {} if sign else weight_errors(checkpoint, path + ".sums", name)
     if sign:
         megatrain("-q", "export", checkpoint, checkpoint + "-f32", "--dtype=f32")
         at_most("share of weights that differ", share_that_differs(checkpoint, path + ".safetensors", 1e-6), 1e-3)
@@ -50,7 +50,7 @@ def check(tmp, name, case):
         megatrain("-q", "export", changed, changed + "-f32", "--dtype=f32")
         assert share_that_differs(changed, path + ".safetensors", 1e-6) > 0.01
     else:
-        assert max(weight_errors(changed, path + ".sums").values()) > 3 * max(
+        assert max(weight_errors(changed, path + ".sums", name).values()) > 3 * max(
             e for n, e in errors.items() if not n.endswith("k_proj.bias"))
 
 

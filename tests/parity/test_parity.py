@@ -15,7 +15,7 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 import sums
-from tiny import POISON, SLOW, base, megatrain, metrics, read_safetensors, write_ini
+from tiny import POISON, SLOW, base, fixture, megatrain, metrics, read_safetensors, write_ini
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FEW = 4 if SLOW else None  # under sanitizers all of the code, but not all of the figures
@@ -38,7 +38,7 @@ def train(tmp, name, dtype, expected, **over):
     out = os.path.join(tmp, f"{name}-{dtype}-{len(over)}")
     data = os.path.join(tmp, "data.jsonl")
     shutil.copy(os.path.join(HERE, "data.jsonl"), data)
-    ini = write_ini(out + ".ini", base(os.path.join(HERE, name), data, out, model__init="weights", model__dtype=dtype,
+    ini = write_ini(out + ".ini", base(fixture(name), data, out, model__init="weights", model__dtype=dtype,
         data__eval="", data__packing="off", data__shuffle="off", train__steps=expected["steps"],
         train__router_aux_loss=expected.get("router_aux_loss", 0), train__batch_size=expected["rows"], train__micro_batch=2, train__learning_rate=expected["learning_rate"],
         train__min_lr_ratio=0, optimizer__grad_dtype="f32" if dtype == "f32" else "auto", **over))
@@ -49,7 +49,7 @@ def train(tmp, name, dtype, expected, **over):
     return steps, os.path.join(out, f"checkpoint-{n}")
 
 
-def weight_errors(checkpoint, trained):
+def weight_errors(checkpoint, trained, model):
     """Of the masters, as an export in FP32 puts them together in the form of the family's files."""
     out = checkpoint + "-f32"
     megatrain("-q", "export", checkpoint, out, "--dtype=f32")
@@ -59,9 +59,9 @@ def weight_errors(checkpoint, trained):
     others = ("visual.", "vision_tower.", "multi_modal_projector.", "mm_projector.", "embed_vision.", "vision_embedder.",
               "vision_adapter.", "vision_projection.", ".indexer.")  # not computed: copied
     assert set(want) == {n for n in got if not n.endswith(constant) and not any(o in n for o in others)}
+    given = read_safetensors(os.path.join(fixture(model), "model.safetensors"))
     for name in set(got) - set(want):
-        given = read_safetensors(os.path.join(os.path.dirname(trained), "model.safetensors"))[name]
-        assert given == got[name], name
+        assert given[name] == got[name], name
     return errors
 
 
@@ -84,13 +84,13 @@ def check(tmp, name):
         megatrain("-q", "export", checkpoint, checkpoint + "-f32", "--dtype=f32")
         return
     assert sum(m["clip"] < 1 for m in steps) >= 15, "clipping is active"
-    errors = weight_errors(checkpoint, os.path.join(HERE, name, "trained.sums"))
+    errors = weight_errors(checkpoint, os.path.join(HERE, name, "trained.sums"), name)
     k_bias = [e for n, e in errors.items() if n.endswith("k_proj.bias")]
     at_most("weights", max(e for n, e in errors.items() if not n.endswith("k_proj.bias")), 2e-5)
     at_most("biases of keys", max(k_bias, default=0.0), 2e-2)
     # the comparison sees a change: a hundredth more of weight decay is not within the limits
     other, checkpoint = train(tmp, name, "f32", expected, optimizer__weight_decay=0.101)
-    changed = weight_errors(checkpoint, os.path.join(HERE, name, "trained.sums"))
+    changed = weight_errors(checkpoint, os.path.join(HERE, name, "trained.sums"), name)
     assert max(changed.values()) > 3 * max(e for n, e in errors.items() if not n.endswith("k_proj.bias"))
 
 

@@ -5,17 +5,17 @@ losses, two models, whole and with adapters.
 Limits are those of an FP32 run beside another: losses 2e-6 of the size of their terms, norms 2e-5, tensors after five steps
 2e-5 relative L2 (entropy 2e-6, the divergence 2e-5)."""
 import json
-import math
 import os
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
-from test_parity import at_most, floats, relative
-from tiny import SLOW, base, megatrain, metrics, read_safetensors, write_ini
+import sums
+from test_parity import at_most, relative
+from tiny import SLOW, base, fixture, megatrain, metrics, read_safetensors, write_ini
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-START = {"qwen3": os.path.join(HERE, "adapters", "qwen3-upper", "start"), "olmoe": os.path.join(HERE, "policy", "olmoe-start")}
+START = {"qwen3": "adapters/qwen3-upper/start", "olmoe": "policy/olmoe-start"}
 
 
 def train(tmp, name, case, expected, **over):
@@ -23,9 +23,9 @@ def train(tmp, name, case, expected, **over):
     data = os.path.join(HERE, "policy", case["model"] + ("-lora" if case["lora"] else "") + ".jsonl")
     keys = {"policy__old": "file", **{f"policy__{k}": v for k, v in case["keys"].items()}}
     if case["lora"]:
-        keys.update(adapter__kind="lora", adapter__path=START[case["model"]])
+        keys.update(adapter__kind="lora", adapter__path=fixture(START[case["model"]]))
     n = expected["rollouts"]
-    ini = write_ini(out + ".ini", base(os.path.join(HERE, case["model"]), data, out, **{
+    ini = write_ini(out + ".ini", base(fixture(case["model"]), data, out, **{
         "model__init": "weights", "model__dtype": "f32", "data__eval": "", "data__packing": "off", "data__shuffle": "off",
         "data__cache_dir": f"{tmp}/cache", "train__steps": expected["steps"], "train__batch_size": n, "train__micro_batch": n,
         "train__learning_rate": expected["learning_rate"], "train__schedule": "constant", "train__warmup": 0, "train__grad_clip": 1,
@@ -52,10 +52,9 @@ def tensor_errors(checkpoint, name, case):
     else:
         megatrain("-q", "export", checkpoint, checkpoint + "-f32", "--dtype=f32")
         got = read_safetensors(os.path.join(checkpoint + "-f32", "model.safetensors"))
-    want = read_safetensors(os.path.join(HERE, "policy", name.split()[0] + ".safetensors"))
+    want = sums.read(os.path.join(HERE, "policy", name.split()[0] + ".sums"))
     assert set(want) == set(got), set(want) ^ set(got)
-    pairs = [(floats(got[k][2]), floats(want[k][2])) for k in want]
-    return [math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b)) for a, b in pairs]
+    return sums.errors(got, want).values()
 
 
 def main(tmp):

@@ -16,7 +16,7 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 import sums
 from test_parity import at_most, relative
-from tiny import SLOW, base, megatrain, metrics, planes, read_safetensors, write_ini
+from tiny import SLOW, base, fixture, megatrain, metrics, read_safetensors, write_ini
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WITHOUT = ("cpo", "simpo", "orpo")  # no reference
@@ -43,8 +43,8 @@ def train(tmp, name, case, expected, label="", **over):
     if "row" in case:  # TRL's max_length is of an answer: half of a row of two
         keys.update(data__seq_len=case["row"], data__overlong="truncate")
     if name == "lora":
-        keys.update(adapter__kind="lora", adapter__path=os.path.join(HERE, "adapters", "llama", "start"))
-    ini = write_ini(out + ".ini", base(os.path.join(HERE, case["model"]), data, out, **{
+        keys.update(adapter__kind="lora", adapter__path=fixture("adapters/llama/start"))
+    ini = write_ini(out + ".ini", base(fixture(case["model"]), data, out, **{
         "model__init": "weights", "model__dtype": "f32", "data__eval": "", "data__packing": "off", "data__shuffle": "off",
         "train__steps": expected["steps"], "train__batch_size": batch, "train__micro_batch": batch,
         "train__learning_rate": expected["learning_rate"], "train__schedule": "constant", "train__warmup": 0,

@@ -10,12 +10,12 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "cli"))
 from test_parity import at_most, floats, relative
-from tiny import FULL, base, megatrain, metrics, read_safetensors, write_ini
+from tiny import FULL, base, fixture, megatrain, metrics, read_safetensors, write_ini
 from widen import widen
 
 
 def model_of(tmp):
-    return widen(os.path.join(HERE, "qwen2"), os.path.join(tmp, "model"))
+    return widen(fixture("qwen2"), os.path.join(tmp, "model"))
 
 
 def train(tmp, model, expected, **over):
