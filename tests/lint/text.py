@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """text.py ROOT: every source file has an SPDX line at its head and a newline at its end, and no tab, no space at a
 line's end, and those of the program no line over 120 columns. A line with a string in it may be longer: messages are
-not cut. What cJSON cannot add to an object it leaves to the caller, so the program adds by base/json.h. How code is laid out beyond that is not checked: .clang-format is help, not law."""
+not cut. All that is in tests/ beside sources, fixtures most of all, has at most 5 MB. What cJSON cannot add to an object it leaves to the caller, so the program adds by base/json.h. How code is laid out beyond that is not checked: .clang-format is help, not law."""
 import os
 import re
 import sys
@@ -24,6 +24,16 @@ def sources(root):
                 if script or SOURCES.search(path):
                     found.append(path)
     return sorted(found)
+
+
+MOST = 5_000_000  # bytes of fixtures
+
+
+def bytes_of_fixtures(root, found):
+    """All that is in tests/ and is no source."""
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(os.path.join(root, "tests"))
+             if not folder.endswith("__pycache__") for name in names)
+    return sum(os.path.getsize(path) for path in paths if os.path.relpath(path, root) not in found)
 
 
 LEAK = "cJSON_AddItemTo"  # what has no memory to be added
@@ -58,7 +68,11 @@ def main(root):
             if columns == COLUMNS and path != LEAKLESS and LEAK in f.read():
                 print(f"{path}: {LEAK}...: use mt_json_add() or mt_json_append()")
                 n_bad += 1
-    print(f"{len(found)} files, {n_bad} faults")
+    size = bytes_of_fixtures(root, set(found))
+    if size > MOST:
+        print(f"tests: {size} bytes of fixtures, more than {MOST}: scripts/reference makes weights from a seed (tests/README.md)")
+        n_bad += 1
+    print(f"{len(found)} files, {size} bytes of fixtures, {n_bad} faults")
     return n_bad != 0 or not found
 
 
