@@ -43,8 +43,9 @@ int plan_view_share(struct plan_view *v, const struct cli_args *args, struct mt_
     if (!rc && hosts > 1 && !v->request.train)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--score is a pass of one host: leave --hosts out");
     int planned = 0; /* one that may own most, and has most to do */
+    const uint64_t *more = v->request.more, *drives = v->request.drive_room;
     for (int i = 1; i < MT_MAX_LANES; i++)
-        planned = v->request.more[i] > v->request.more[planned] ? i : planned;
+        planned = more[i] > more[planned] || (more[i] == more[planned] && drives[i] > drives[planned]) ? i : planned;
     return rc || hosts < 2 ? rc : mt_plan_on_hosts(&v->request, v->cfg, planned, err);
 }
 
@@ -57,6 +58,7 @@ static double seconds_alone(const struct plan_view *v)
     r.placement.host_budget.bytes = mt_plan_host_limit(&r);
     r.placement.host = 0;
     memset(r.more, 0, sizeof(r.more));
+    r.drive_room[0] = v->request.drive_room[v->request.placement.host];
     return mt_resolve(&c, &r, NULL) ? 0 : c.sim.seconds;
 }
 
@@ -70,6 +72,7 @@ static const char *net_source(const struct plan_view *v)
 struct part {
     double share; /* of what is updated */
     double needs, may; /* bytes of host memory; needs 0: not known without rates */
+    double disk;       /* bytes on its drives */
 };
 
 static void find_part(struct part *out, const struct plan_view *v, int host)
@@ -81,6 +84,7 @@ static void find_part(struct part *out, const struct plan_view *v, int host)
     r.placement.host = host;
     *out = (struct part){.may = (double)mt_plan_host_limit(&r)};
     out->needs = mt_plan_evaluate(&c, &r, NULL, NULL) ? 0 : (double)c.host_bytes;
+    out->disk = out->needs > 0 ? (double)c.disk_bytes : 0;
     for (size_t u = 0; u < p->n_units; u++) {
         out->share += mt_program_owner(p, u) == host ? (double)p->units[u].update_elems : 0;
         all += (double)p->units[u].update_elems;
@@ -91,14 +95,15 @@ static void find_part(struct part *out, const struct plan_view *v, int host)
 static void print_parts(const struct plan_view *v)
 {
     const struct mt_program_params *of = &v->choice.engine.program;
-    char a[32], b[32];
+    char a[32], b[32], d[32];
     for (int i = 0; i < v->request.placement.hosts && of->owned; i++) {
         struct part p;
         find_part(&p, v, i);
-        printf("           host %d owns %zu of %zu parts, %.0f%% of what is updated, and needs %s of its %s\n", i,
+        printf("           host %d owns %zu of %zu parts, %.0f%% of what is updated, and needs %s of its %s%s%s\n", i,
                mt_program_n_owned(of, i), of->n_units, 100 * p.share,
                p.needs > 0 ? mt_format_bytes(a, sizeof(a), (uint64_t)p.needs) : "an unknown part",
-               mt_format_bytes(b, sizeof(b), (uint64_t)p.may));
+               mt_format_bytes(b, sizeof(b), (uint64_t)p.may), p.disk > 0 ? ", on drives " : "",
+               p.disk > 0 ? mt_format_bytes(d, sizeof(d), (uint64_t)p.disk) : "");
     }
 }
 
@@ -132,7 +137,7 @@ void plan_add_hosts(cJSON *o, const struct plan_view *v)
     for (int i = 0; i < hosts && v->choice.engine.program.owned; i++) {
         struct part p;
         find_part(&p, v, i);
-        mt_json_append(owners, mt_json_put(NULL, "share=%f, host_bytes=%f, host_budget=%f", p.share, p.needs, p.may));
+        mt_json_append(owners, mt_json_put(NULL, "share=%f, host_bytes=%f, host_budget=%f, disk_bytes=%f", p.share, p.needs, p.may, p.disk));
     }
     mt_json_put(o, "hosts=%f, network=%s, step_seconds_of_one_host=%f, efficiency=%f", (double)hosts, net_source(v),
                 alone, alone / v->choice.sim.seconds / (double)hosts);

@@ -141,20 +141,21 @@ static void print_data(const struct mt_setup *s, const struct mt_inputs *in, con
     warn_of_few_steps(in, rows);
 }
 
-/* Also where one may use other memory than another, or the launcher keeps this process to less than half of the
- * processors, as mpirun may. */
+/* Also where one has other memory, or owns more, than another, or the launcher keeps this process to less than half of
+ * the processors, as mpirun may. */
 static void print_hosts(const struct mt_setup *s)
 {
     const struct mt_plan_request *r = &s->request;
     int there, may = mt_hw_allowed(&there), n = mt_net_size(mt_cluster_net(s->cluster));
-    bool differ = false;
-    char a[32];
+    bool differ = s->choice.engine.n_deals > 0;
+    char a[32], b[32];
     cli_say("Hosts    %d, which share %lld groups of micro-batches; this is the first\n", n, (long long)s->choice.numerics.groups);
     for (int i = 0; i < n; i++)
         differ |= r->more[i] > 0;
     for (int i = 0; i < n && differ; i++)
-        cli_say("         host %d may use %s, and owns %zu of %zu parts of the model\n", i,
-                mt_format_bytes(a, sizeof(a), r->placement.host_budget.bytes + r->more[i]),
+        cli_say("         host %d may use %s%s%s, and owns %zu of %zu parts of the model\n", i,
+                mt_format_bytes(a, sizeof(a), r->placement.host_budget.bytes + r->more[i]), r->drive_room[i] ? ", of drives " : "",
+                r->drive_room[i] ? mt_format_bytes(b, sizeof(b), r->drive_room[i]) : "",
                 mt_program_n_owned(&s->choice.engine.program, i), s->choice.engine.program.n_units);
     if (getenv("OMPI_COMM_WORLD_SIZE"))
         cli_say("         ^C ends mpirun of Open MPI and all hosts without a save: use megatrain stop %s\n",

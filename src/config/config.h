@@ -167,6 +167,7 @@ struct mt_config {
     } checkpoint;
     struct {
         struct mt_cfg_list memory; /* sizes, of each host; none: placement.host_budget of what each has */
+        struct mt_cfg_list drives; /* sizes, of each host; none: what is free in memory.nvme_paths */
         double timeout;            /* seconds */
     } cluster;
     struct {

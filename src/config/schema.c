@@ -473,6 +473,9 @@ static const struct mt_key keys[] = {
     {"cluster", "memory", MT_MACHINE, MT_KEY_LIST, AT(cluster.memory), "", NULL, ANY, NULL,
      "With several hosts (mpirun): host memory that each may use, the first one's first, as in 256GiB, 64GiB. Empty: memory.host_budget of "
      "what each has. Hosts own equal parts of the states, unless one has too little memory for that: then those with more own more."},
+    {"cluster", "drives", MT_MACHINE, MT_KEY_LIST, AT(cluster.drives), "", NULL, ANY, NULL,
+     "With several hosts (mpirun): what each may put in memory.nvme_paths, the first one's first, as in 2TB, 500GB, 0GB. Empty: what is "
+     "free there. Hosts own equal parts of the states, unless one has too little for that: then those with more own more."},
     {"cluster", "timeout", MT_MACHINE, MT_KEY_DURATION, AT(cluster.timeout), "5m", NULL, ANY, NULL,
      "With several hosts (mpirun): how long one waits for another before it takes that host for lost. Then the first saves what the "
      "last whole step left, and all end. It must be longer than the slowest host takes for a step."},

@@ -16,6 +16,7 @@
 #include "engine/share.h"
 #include "model/ranges.h"
 #include "objective/objective.h"
+#include "schedule/build.h"
 
 struct budget {
     size_t free, alignment;
@@ -355,7 +356,7 @@ static int complete_program(struct mt_engine_plan *plan, struct mt_program *prog
 /* Whether the program has to be placed again for where planes and spills are now. */
 static bool is_outdated(const struct mt_engine_plan *plan, unsigned placed_for)
 {
-    return mt_program_hosts(&plan->program) > 1 ? plan->uses_disk || plan->uses_files
+    return mt_program_hosts(&plan->program) > 1 ? mt_program_uses_disk(&plan->program) || plan->uses_files
                                                 : mt_program_placed_for(&plan->program) != placed_for;
 }
 

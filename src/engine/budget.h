@@ -35,6 +35,7 @@ struct mt_engine_params {
     uint64_t host_bytes;            /* host memory for planes, staging and, if the device shares host
                                        memory, the device's; UINT64_MAX: unlimited */
     uint64_t more[MT_MAX_LANES];    /* of several hosts: what each has beyond host_bytes, for units that it owns */
+    uint64_t drive_room[MT_MAX_LANES]; /* of several hosts: bytes that each one's drives may take; 0: unknown, 1: none */
     uint64_t drive_bytes;           /* part of host_bytes that the process itself needs if anything is on the disk */
     mt_disk *disk;                  /* may be NULL for mt_engine_plan(), and if nothing is on the disk */
     struct mt_file_weights *files;  /* weights that are read in place; NULL as for disk */
@@ -69,7 +70,7 @@ struct mt_engine_plan {
     mt_plane_bits *on_disk;           /* [n_units] planes on the disk; owned by the plan */
     struct mt_unit_planes *planes; /* [n_units] */
     bool uses_disk;
-    int n_deals;                      /* times that units were dealt anew, by the memory of their owners */
+    int n_deals;                      /* times that units were dealt anew, by the room that their owners have */
     bool loads_table;                 /* the embedding's, though its rows were to be gathered */
     mt_plane_bits *in_files;          /* [n_units] planes read in place from the model's files; owned, too */
     bool uses_files;

@@ -127,18 +127,31 @@ void mt_map_units(struct mt_unit_shape *units, const struct mt_layout *l, int n_
         }
 }
 
-/* The least loaded lane of the hosts that have room for so many bytes, of which it takes them; if none has, of all. */
-static int with_room(struct map *m, int first, uint64_t bytes)
+/* In the first n places. */
+static bool has_room(const uint64_t *room, const uint64_t *bytes, int n)
+{
+    bool has = true;
+    for (int i = 0; i < n; i++)
+        has &= room[i] >= bytes[i];
+    return has;
+}
+
+/* The least loaded lane of the hosts that have room for so many bytes, of which it takes them; if none has, of those
+ * with drives for them; if none has, of all. */
+static int with_room(struct map *m, int first, const uint64_t *bytes)
 {
     int best = -1;
-    for (int i = 0; i < m->n_lanes; i++) {
-        int lane = (first + i) % m->n_lanes;
-        if (m->room->of[lane / m->room->own_lanes] >= bytes && (best < 0 || m->load[lane] < m->load[best]))
-            best = lane;
+    for (int n = MT_N_MAP_PLACES; best < 0; n--)
+        for (int i = 0; i < m->n_lanes; i++) {
+            int lane = (first + i) % m->n_lanes;
+            const uint64_t *room = m->room->of[lane / m->room->own_lanes];
+            if (has_room(room, bytes, n) && (best < 0 || m->load[lane] < m->load[best]))
+                best = lane;
+        }
+    for (int i = 0; i < MT_N_MAP_PLACES; i++) {
+        uint64_t *room = &m->room->of[best / m->room->own_lanes][i];
+        *room -= MT_MIN(*room, bytes[i]);
     }
-    if (best < 0)
-        return least_loaded(m, first);
-    m->room->of[best / m->room->own_lanes] -= bytes;
     return best;
 }
 

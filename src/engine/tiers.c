@@ -146,10 +146,11 @@ static uint64_t subtract(uint64_t a, uint64_t b)
     return a > b ? a - b : 0;
 }
 
-/* Bytes of the unit's planes in host memory: of those that its owner alone has, or of the others. */
-static uint64_t bytes_in_host(const struct tiers *t, size_t unit, bool owned)
+/* Bytes of the unit's planes in host memory, or on drives: of those that its owner alone has, or of the others. */
+static uint64_t bytes_in(const struct tiers *t, size_t unit, enum mt_map_place place, bool owned)
 {
-    mt_plane_bits here = ~(t->plan->on_disk[unit] | t->plan->in_files[unit]);
+    mt_plane_bits disk = t->plan->on_disk[unit], files = t->plan->in_files[unit];
+    mt_plane_bits here = place == MT_MAP_DRIVES ? disk : ~(disk | files);
     uint64_t sum = 0;
     for (int k = 0; k < MT_N_PLANES; k++)
         sum += here >> k & 1 && (t->plan->owned[unit] >> k & 1) == owned ? plane_bytes(t, unit, k) : 0;
@@ -162,8 +163,8 @@ static uint64_t planes_in_host(const struct tiers *t)
 {
     uint64_t sum = 0, own[MT_MAX_LANES] = {0}, most = 0;
     for (size_t u = 0; u < t->plan->program.n_units; u++) {
-        sum += bytes_in_host(t, u, false);
-        own[mt_program_owner(&t->plan->program, u)] += bytes_in_host(t, u, true);
+        sum += bytes_in(t, u, MT_MAP_MEMORY, false);
+        own[mt_program_owner(&t->plan->program, u)] += bytes_in(t, u, MT_MAP_MEMORY, true);
     }
     for (size_t i = 0; i < MT_MAX_LANES; i++)
         most = MT_MAX(most, subtract(own[i], t->p->more[i]));
@@ -390,16 +391,21 @@ static void grow(const struct tiers *t, int pool, int want)
     *n += (int)MT_MIN(more, (uint64_t)(want - *n));
 }
 
-/* Host memory kept for spilled activations, not for weights: spills of forward are queued after the writes of whole
- * units' states. */
-static uint64_t spill_reserve(const struct tiers *t, const int wanted[MT_N_POOLS])
+static uint64_t spilled(const struct tiers *t, const int wanted[MT_N_POOLS])
 {
     size_t bytes[MT_N_POOLS];
     mt_program_buffer_bytes(&t->plan->program, MT_ALL_LANES, bytes);
     uint64_t want = 0;
     for (int i = 0; i < MT_N_POOLS; i++)
         want += (uint64_t)wanted[i] * bytes[i];
-    return t->host == UINT64_MAX ? 0 : MT_MIN(want, t->host / SPILL_SHARE);
+    return want;
+}
+
+/* Host memory kept for spilled activations, not for weights: spills of forward are queued after the writes of whole
+ * units' states. */
+static uint64_t spill_reserve(const struct tiers *t, const int wanted[MT_N_POOLS])
+{
+    return t->host == UINT64_MAX ? 0 : MT_MIN(spilled(t, wanted), t->host / SPILL_SHARE);
 }
 
 static void choose_states(struct tiers *t)
@@ -430,27 +436,55 @@ static void set_aside(struct tiers *t, uint64_t *beside, uint64_t bytes)
         t->host = subtract(t->host, bytes);
 }
 
-/* Where hosts have more memory than others, and equal parts of the states are too much for those: deals units by what
- * each has left for states. The step is then to be placed anew, as sums go to other hosts. */
-static void deal_by_memory(const struct tiers *t)
+/* What each host has left for states, and lacks for those that it owns now: lacks[place], of the host that lacks most.
+ * beside: what each has there besides planes. */
+static void measure_room(const struct tiers *t, const uint64_t beside[MT_N_MAP_PLACES], struct mt_map_room *room,
+                         uint64_t lacks[MT_N_MAP_PLACES])
 {
-    enum { MOST_DEALS = 2 };
+    const struct mt_program_params *p = &t->plan->program;
+    for (int place = 0; place < MT_N_MAP_PLACES; place++) {
+        uint64_t common = beside[place], own[MT_MAX_LANES] = {0};
+        for (size_t u = 0; u < p->n_units; u++) {
+            common += bytes_in(t, u, (enum mt_map_place)place, false);
+            own[mt_program_owner(p, u)] += bytes_in(t, u, (enum mt_map_place)place, true);
+        }
+        lacks[place] = 0;
+        for (int i = 0; i < mt_program_hosts(p); i++) {
+            uint64_t drives = t->p->drive_room[i] ? t->p->drive_room[i] : UINT64_MAX;
+            uint64_t has = place == MT_MAP_DRIVES ? drives : t->host == UINT64_MAX ? t->host : t->host + t->p->more[i];
+            room->of[i][place] = subtract(has, common);
+            lacks[place] = MT_MAX(lacks[place], subtract(own[i] + common, has));
+        }
+    }
+}
+
+/* Where hosts have more memory or drives than others, and equal parts of the states are too much for those: deals units
+ * by what each has left for states. The step is then to be placed anew, as sums go to other hosts. */
+static void deal_by_room(const struct tiers *t, const uint64_t beside[MT_N_MAP_PLACES])
+{
+    enum { MOST_DEALS = 4 };
     struct mt_engine_plan *plan = t->plan;
     size_t n = plan->program.n_units;
-    uint64_t more = 0, left = 0, beside = windows(t);
+    uint64_t more = 0, lacks[MT_N_MAP_PLACES];
+    MT_FREED uint64_t (*bytes)[MT_N_MAP_PLACES] = mt_calloc(n + 1, sizeof(*bytes));
+    struct mt_map_room room = {.own_lanes = mt_program_own_lanes(&plan->program), .bytes = bytes};
+    if (!bytes || !plan->program.owned || plan->n_deals >= MOST_DEALS)
+        return;
+    measure_room(t, beside, &room, lacks);
     for (size_t i = 0; i < MT_MAX_LANES; i++)
         more |= t->p->more[i];
-    MT_FREED uint64_t *bytes = mt_calloc(n + 1, sizeof(*bytes));
-    if (!bytes || !more || !plan->program.owned || plan->n_deals >= MOST_DEALS || planes_in_host(t) + beside <= t->host)
-        return;
-    struct mt_map_room room = {.own_lanes = mt_program_own_lanes(&plan->program), .bytes = bytes};
-    for (size_t u = 0; u < n; u++)
-        beside += bytes_in_host(t, u, false);
-    for (int i = 0; i < mt_program_hosts(&plan->program); i++)
-        left += room.of[i] = subtract(t->host + t->p->more[i], beside);
-    for (size_t u = 0; u < n; u++)
-        left = subtract(left, bytes[u] = bytes_in_host(t, u, true));
-    if (!left) /* too much for all of them together */
+    if (!more) /* of equal memory, equal parts are all that there is */
+        lacks[MT_MAP_MEMORY] = 0;
+    for (int place = 0; place < MT_N_MAP_PLACES; place++) {
+        uint64_t left = 0;
+        for (int i = 0; i < mt_program_hosts(&plan->program); i++)
+            left += MT_MIN(room.of[i][place], UINT64_MAX - left);
+        for (size_t u = 0; u < n; u++)
+            left = subtract(left, bytes[u][place] = bytes_in(t, u, (enum mt_map_place)place, true));
+        if (lacks[place] && !left) /* too much for all of them together */
+            return;
+    }
+    if (!lacks[MT_MAP_MEMORY] && !lacks[MT_MAP_DRIVES])
         return;
     mt_map_gradients(plan->units, t->p->layout, mt_program_lanes(&plan->program), true, &room);
     measure_units(t);
@@ -487,8 +521,8 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     bool may_move = p->may_use_disk && p->placement.states == MT_STATES_AUTO;
     bool states = p->may_use_disk && p->placement.states == MT_STATES_DISK;
     if (!states)
-        deal_by_memory(&t);
-    states |= may_move && planes_in_host(&t) > t.host;
+        deal_by_room(&t, (const uint64_t[]){0, windows(&t)});
+    states |= may_move && planes_in_host(&t) + windows(&t) > t.host;
     plan->program.spill_disk = spill;
     if ((states || base) && !spill)
         set_aside(&t, &beside, p->drive_bytes);
@@ -511,7 +545,10 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
         place_as_fits(&t, keep_blocks, 0, all_file_blocks(&t) + 1, false); /* as many frozen blocks */
     plan->uses_files = reads_files(plan);
     describe_all(&t);
-    return in_use(&t) + beside;
+    uint64_t takes = in_use(&t);
+    if (takes <= t.host)
+        deal_by_room(&t, (const uint64_t[]){spill ? spilled(&t, wanted) : 0, takes - planes_in_host(&t)});
+    return takes + beside;
 }
 
 static uint64_t choose_spill(struct mt_engine_plan *plan, const struct mt_engine_params *p,
@@ -550,7 +587,7 @@ uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_par
         takes = choose_spill(plan, p, wanted, MT_BASE_FILES);
     plan->uses_disk = plan->program.spill_disk;
     for (size_t u = 0; u < plan->program.n_units; u++)
-        plan->uses_disk |= plan->on_disk[u] != 0; /* even planes that no step uses */
+        plan->uses_disk |= (plan->on_disk[u] & ~plan->elsewhere[u]) != 0; /* even planes that no step uses */
     size_t bytes[MT_N_POOLS];
     mt_program_buffer_bytes(&plan->program, MT_ALL_LANES, bytes);
     for (int i = 0; i < MT_N_POOLS; i++) {

@@ -143,6 +143,7 @@ static struct mt_engine_params params_of(const struct mt_plan_request *r, mt_dev
     uint64_t host = r->placement.host_budget.bytes;
     p.host_bytes = host - MT_MIN(host, process);
     memcpy(p.more, r->more, sizeof(p.more));
+    memcpy(p.drive_room, r->drive_room, sizeof(p.drive_room));
     choose_experts(&p, r);
     return p;
 }
@@ -266,7 +267,9 @@ static int fail_host(const struct mt_plan_request *r, uint64_t budget, uint64_t 
 static uint64_t disk_space(const struct mt_plan_request *r)
 {
     double gib = r->machine->rate[MT_RATE_DISK_GIB].value * r->drives;
-    return r->disk_budget ? r->disk_budget : (uint64_t)(gib * (double)(1 << 30));
+    uint64_t all = r->disk_budget ? r->disk_budget : (uint64_t)(gib * (double)(1 << 30));
+    uint64_t own = r->drive_room[r->placement.host];
+    return own && (!all || own < all) ? own : all;
 }
 
 static int check_memory(const struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)

@@ -509,25 +509,42 @@ static void set_bytes(struct mt_size *s, uint64_t whole, uint64_t when_auto)
     *s = (struct mt_size){.bytes = bytes};
 }
 
-/* The least of all hosts' budgets, and what each has beyond it. */
-static int resolve_host_budgets(struct mt_plan_request *r, const struct mt_config *c, const struct mt_plan_limits *l,
-                                struct mt_err *err)
+/* What cluster.`what` names for each of n hosts, if it does and there are several. */
+static int read_each(uint64_t *of, const char *what, const struct mt_cfg_list *named, int n, struct mt_err *err)
 {
-    const struct mt_cfg_list *named = &c->cluster.memory;
-    struct mt_size *least = &r->placement.host_budget, of[MT_MAX_LANES];
-    int n = MT_MIN(MT_MAX(l->n_hosts, 1), MT_MAX_LANES), rc = 0;
-    if (n > 1 && named->n && named->n != n)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "cluster.memory names the memory of %d hosts, and there are %d", named->n, n);
-    for (int i = 0; i < n && !rc; i++) {
-        uint64_t has = l->each[i] ? l->each[i] : l->host_bytes;
-        of[i] = c->placement.host_budget;
-        set_bytes(&of[i], has, mt_plan_host_budget(has));
-        if (n > 1 && named->n && !mt_parse_bytes(named->items[i], &of[i].bytes))
-            rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "cluster.memory: \"%s\" is no size such as 64GiB", named->items[i]);
-        *least = i && least->bytes < of[i].bytes ? *least : of[i];
-    }
+    int rc = 0;
+    if (n < 2 || !named->n)
+        return 0;
+    if (named->n != n)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "cluster.%s names the %s of %d hosts, and there are %d", what, what, named->n, n);
     for (int i = 0; i < n && !rc; i++)
-        r->more[i] = of[i].bytes - least->bytes;
+        if (!mt_parse_bytes(named->items[i], &of[i]))
+            rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "cluster.%s: \"%s\" is no size such as 64GiB", what, named->items[i]);
+    return rc;
+}
+
+/* The least of all hosts' budgets, what each has beyond it, and what the drives of each may take. */
+static int resolve_each(struct mt_plan_request *r, const struct mt_config *c, const struct mt_plan_limits *l,
+                        struct mt_err *err)
+{
+    int n = MT_MIN(MT_MAX(l->n_hosts, 1), MT_MAX_LANES);
+    uint64_t memory[MT_MAX_LANES], least = UINT64_MAX;
+    for (int i = 0; i < n; i++) {
+        struct mt_size of = c->placement.host_budget;
+        uint64_t has = l->each[i] ? l->each[i] : l->host_bytes;
+        set_bytes(&of, has, mt_plan_host_budget(has));
+        memory[i] = of.bytes;
+        r->drive_room[i] = l->drive_room[i];
+    }
+    int rc = read_each(memory, "memory", &c->cluster.memory, n, err)
+          ?: read_each(r->drive_room, "drives", &c->cluster.drives, n, err);
+    for (int i = 0; i < n; i++)
+        least = MT_MIN(least, memory[i]);
+    for (int i = 0; i < n; i++) {
+        r->more[i] = memory[i] - least;
+        r->drive_room[i] = c->cluster.drives.n && n > 1 ? MT_MAX(r->drive_room[i], (uint64_t)1) : r->drive_room[i];
+    }
+    r->placement.host_budget = (struct mt_size){.bytes = least};
     return rc;
 }
 
@@ -574,7 +591,7 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
     if (!rc && c->eval.generate[0] && (r.placement.lanes > 1 || mt_row_chunks(&r.numerics) > 1))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.generate is of one device and of rows that are not cut: remove it, or set device.gpus = 1 "
                      "and train.chunk = 0");
-    rc = rc ?: resolve_host_budgets(&r, c, limits, err);
+    rc = rc ?: resolve_each(&r, c, limits, err);
     if (rc)
         return rc;
     r.draws = c->eval.generate[0] ? (size_t)r.numerics.seq_len : 0;

@@ -20,6 +20,7 @@ struct mt_plan_limits {
     uint64_t host_bytes;   /* that a process may use */
     int n_hosts;           /* that share a run; 0: one */
     uint64_t each[MT_MAX_LANES]; /* [n_hosts] host_bytes of each; 0: the same */
+    uint64_t drive_room[MT_MAX_LANES]; /* [n_hosts] bytes that the drives of each may take; 0: unknown, 1: none */
     uint64_t device_bytes; /* of the GPU's own memory, of several the least; on this machine only what is free */
     uint64_t device_reserve; /* of them, left free by a budget of `auto`: mt_plan_device_reserve() */
     int threads;           /* one per core that may be used */

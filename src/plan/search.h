@@ -20,6 +20,7 @@ struct mt_plan_request {
     size_t top;                    /* of that: likeliest tokens of each loss row to find; 0: none */
     uint64_t more[MT_MAX_LANES];   /* of several hosts: what each may use beyond placement.host_budget, which is the
                                       least of theirs */
+    uint64_t drive_room[MT_MAX_LANES]; /* of several hosts: bytes that each one's drives may take; 0: unknown, 1: none */
     size_t docs_per_row;           /* upper bound */
     uint64_t resident;    /* bytes that the process has in memory already; 0: unknown */
     uint64_t process;     /* of several hosts: the first one's mt_plan_process_bytes(), so that all divide as much; 0: own */

@@ -59,10 +59,13 @@ static int describe(cJSON **out, const struct mt_setup *s, const struct mt_input
 static void add_limits(cJSON *o, const struct mt_setup *s)
 {
     const struct mt_plan_request *r = &s->request;
-    cJSON *more = cJSON_CreateArray();
-    for (int i = 0; i < r->placement.hosts; i++)
+    cJSON *more = cJSON_CreateArray(), *drives = cJSON_CreateArray();
+    for (int i = 0; i < r->placement.hosts; i++) {
         mt_json_append(more, cJSON_CreateNumber((double)r->more[i]));
+        mt_json_append(drives, cJSON_CreateNumber((double)r->drive_room[i]));
+    }
     mt_json_add(o, "more", more);
+    mt_json_add(o, "drives", drives);
     mt_json_put(o, "host=%f, device=%f, process=%f", (double)r->placement.host_budget.bytes,
                 (double)r->placement.device_budget.bytes, (double)r->process);
 }
@@ -90,24 +93,60 @@ static uint64_t number(const cJSON *o, const char *name)
     return cJSON_IsNumber(v) && v->valuedouble >= 0 ? (uint64_t)v->valuedouble : 0;
 }
 
-void mt_cluster_set_limits(const mt_cluster *c, struct mt_plan_limits *limits)
+/* Bytes free in folders, one a line, on all their drives; at least 1. */
+static uint64_t free_in(char *folders)
+{
+    uint64_t sum = 1, n;
+    const char *drive[MT_MAX_LANES];
+    int n_drives = 0;
+    for (char *rest, *dir = strtok_r(folders, "\n", &rest); dir && n_drives < MT_MAX_LANES; dir = strtok_r(NULL, "\n", &rest)) {
+        bool seen = false;
+        for (int i = 0; i < n_drives; i++)
+            seen |= mt_hw_same_file_system(drive[i], dir);
+        sum += seen || mt_hw_disk_free(dir, &n, NULL) ? 0 : n;
+        drive[n_drives++] = dir;
+    }
+    return sum;
+}
+
+/* Of all hosts, this one first. */
+static int ask_for_drives(mt_cluster *c, uint64_t *room, const struct mt_cfg_list *dirs, struct mt_err *err)
+{
+    MT_STR_FREED struct mt_str text = {0};
+    for (int i = 0; i < dirs->n; i++)
+        mt_str_printf(&text, "%s\n", dirs->items[i]);
+    if (!dirs->n || text.failed)
+        return text.failed ? mt_fail_nomem(err, "the folders of drives", text.len) : 0;
+    const struct mt_cluster_command what = {.op = MT_CLUSTER_DRIVES, .at = text.len};
+    MT_LOCKED(&c->lock);
+    int rc = mt_cluster_tell_all(c, &what, sizeof(what), err) ?: mt_cluster_tell_all(c, text.p, text.len, err);
+    for (int from = 1; from < MT_MIN(mt_net_size(c->net), MT_MAX_LANES) && !rc; from++)
+        rc = mt_cluster_note(c, mt_net_recv(c->net, from, &room[from], sizeof(*room), err));
+    room[0] = free_in(text.p);
+    return rc;
+}
+
+int mt_cluster_set_limits(mt_cluster *c, struct mt_plan_limits *limits, const struct mt_config *cfg, struct mt_err *err)
 {
     if (!c || !mt_cluster_leads(c))
-        return;
+        return 0;
     limits->n_hosts = mt_net_size(c->net);
     memcpy(limits->each, c->memory, sizeof(limits->each));
+    return ask_for_drives(c, limits->drive_room, &cfg->memory.nvme_paths, err);
 }
 
 void mt_cluster_take_limits(const mt_cluster *c, struct mt_plan_request *r)
 {
     if (!c || mt_cluster_leads(c))
         return;
-    const cJSON *of = cJSON_GetObjectItem(c->facts, "more");
+    const cJSON *of = cJSON_GetObjectItem(c->facts, "more"), *drives = cJSON_GetObjectItem(c->facts, "drives");
     r->placement.host_budget.bytes = number(c->facts, "host");
     r->placement.device_budget.bytes = number(c->facts, "device");
     r->process = number(c->facts, "process");
-    for (int i = 0; i < MT_MIN(cJSON_GetArraySize(of), MT_MAX_LANES); i++)
+    for (int i = 0; i < MT_MIN(MT_MIN(cJSON_GetArraySize(of), cJSON_GetArraySize(drives)), MT_MAX_LANES); i++) {
         r->more[i] = (uint64_t)cJSON_GetArrayItem(of, i)->valuedouble;
+        r->drive_room[i] = (uint64_t)cJSON_GetArrayItem(drives, i)->valuedouble;
+    }
 }
 
 struct mt_resumed mt_cluster_resumed(const mt_cluster *c)
@@ -374,22 +413,6 @@ void mt_cluster_end(mt_cluster *c, int rc, const struct mt_err *err)
 
 /* --- the others ------------------------------------------------------------------------------------------------ */
 
-/* The next command that is not a sign of life. The first may be waiting for another host, which it would name. */
-int mt_cluster_next(mt_cluster *c, struct mt_cluster_command *what, struct mt_err *err)
-{
-    int rc;
-    if (c->timeout > 0)
-        mt_net_set_deadline(c->net, 2 * c->timeout);
-    do
-        rc = mt_cluster_note(c, mt_net_recv(c->net, 0, what, sizeof(*what), err));
-    while (!rc && what->op == MT_CLUSTER_BEAT);
-    if (c->timeout > 0)
-        mt_net_set_deadline(c->net, c->timeout);
-    c->over = !rc && what->op == MT_CLUSTER_END;
-    c->code = c->over ? (int)what->at : 0;
-    return rc;
-}
-
 /* A text of so many bytes; the caller's. */
 static int take_text(mt_cluster *c, char **out, uint64_t bytes, struct mt_err *err)
 {
@@ -397,6 +420,32 @@ static int take_text(mt_cluster *c, char **out, uint64_t bytes, struct mt_err *e
     int rc = text ? mt_net_recv(c->net, 0, text, bytes, err) : mt_fail_nomem(err, "what host 0 says", bytes);
     *out = text;
     return mt_cluster_note(c, rc);
+}
+
+static int tell_drives(mt_cluster *c, uint64_t bytes, struct mt_err *err)
+{
+    MT_FREED char *folders = NULL;
+    int rc = take_text(c, &folders, bytes, err);
+    const uint64_t room = rc ? 0 : free_in(folders);
+    return rc ?: mt_cluster_note(c, mt_net_send(c->net, 0, &room, sizeof(room), err));
+}
+
+/* The next command that is no sign of life and no such question. The first may be waiting for another host, which it
+ * would name. */
+int mt_cluster_next(mt_cluster *c, struct mt_cluster_command *what, struct mt_err *err)
+{
+    int rc;
+    if (c->timeout > 0)
+        mt_net_set_deadline(c->net, 2 * c->timeout);
+    do
+        rc = mt_cluster_note(c, mt_net_recv(c->net, 0, what, sizeof(*what), err));
+    while (!rc && (what->op == MT_CLUSTER_BEAT ||
+                   (what->op == MT_CLUSTER_DRIVES && !(rc = tell_drives(c, what->at, err)))));
+    if (c->timeout > 0)
+        mt_net_set_deadline(c->net, c->timeout);
+    c->over = !rc && what->op == MT_CLUSTER_END;
+    c->code = c->over ? (int)what->at : 0;
+    return rc;
 }
 
 static int load_config(struct mt_config **cfg, const char *text, struct mt_err *err)

@@ -24,9 +24,11 @@ void mt_cluster_close(mt_cluster **c, int code);
 mt_net *mt_cluster_net(mt_cluster *c);
 bool mt_cluster_leads(const mt_cluster *c);
 
-/** What several hosts plan with alike, though each has other memory: the first sets that of each in *limits before it
- * plans; the others take budgets and what the process needs from the first into *r. c NULL: no effect. */
-void mt_cluster_set_limits(const mt_cluster *c, struct mt_plan_limits *limits);
+/** What several hosts plan with alike, though each has other memory and drives: the first sets those of each in *limits
+ * before it plans, and asks them what is free in memory.nvme_paths; the others take budgets, room and what the process
+ * needs from the first into *r. c NULL: no effect. */
+int mt_cluster_set_limits(mt_cluster *c, struct mt_plan_limits *limits, const struct mt_config *cfg,
+                          struct mt_err *err);
 void mt_cluster_take_limits(const mt_cluster *c, struct mt_plan_request *r);
 
 /* --- the first ------------------------------------------------------------------------------------------------- */

@@ -10,6 +10,7 @@
 enum {
     MT_CLUSTER_BEAT = 16,
     MT_CLUSTER_CONFIG,
+    MT_CLUSTER_DRIVES, /* a text of folders follows: what is free there? */
     MT_CLUSTER_STATE,
     MT_CLUSTER_REFERENCE,
     MT_CLUSTER_WEIGHTS,

@@ -21,6 +21,8 @@ static void add_scratch_limit(const struct mt_setup *s, struct mt_memory *m)
 {
     uint64_t have, least = UINT64_MAX;
     m->disk_bytes += s->choice.disk_bytes;
+    if (s->in->cfg->cluster.drives.n && s->cluster)
+        add_limit(m, "nvme", "cluster.drives", s->choice.disk_bytes, s->request.drive_room[s->request.placement.host]);
     for (int i = 0; i < s->in->cfg->memory.nvme_paths.n; i++)
         if (!mt_hw_disk_free(s->in->cfg->memory.nvme_paths.items[i], &have, NULL))
             least = MT_MIN(least, have);

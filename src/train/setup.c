@@ -277,9 +277,8 @@ int mt_setup_open_all(struct mt_setup *s, struct mt_inputs *in, size_t n, enum m
     *s = (struct mt_setup){.in = in, .n_learners = n, .cluster = cluster};
     int rc = mt_shared_check(s, err)
           ?: mt_plan_limits_here(&limits, in->cfg, err);
-    if (!rc)
-        mt_cluster_set_limits(cluster, &limits);
-    rc = rc ?: mt_resolve_request(&s->request, in->cfg, &limits, err);
+    rc = rc ?: mt_cluster_set_limits(cluster, &limits, in->cfg, err)
+            ?: mt_resolve_request(&s->request, in->cfg, &limits, err);
     s->request.train = use == MT_RUN_TRAIN;
     s->request.top = s->request.train ? 0 : in->top;
     s->request.cache = in->cache;

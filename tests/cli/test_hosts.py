@@ -368,6 +368,37 @@ def hosts_with_more_memory_own_more(tmp):
     assert len(parts) == 2 and sum(parts) == 8 and parts[0] > parts[1], parts
 
 
+def hosts_with_larger_drives_own_more(tmp):
+    """Where equal parts of the states are too much for what is free, or named, of one's drives. One without drives owns what stays in memory."""
+    model = write_model(os.path.join(tmp, "model"), config("qwen2", num_hidden_layers=6, hidden_size=128, intermediate_size=512))
+    data = write_data(os.path.join(tmp, "data.jsonl"))
+    drive = os.path.join(tmp, "drive")
+    os.mkdir(drive)
+    os.environ["MEGATRAIN_DISK_PIECE"] = "2048"
+    over = {"train__steps": 1, "memory__device_budget": "24MiB", "model__dtype": "bf16", "memory__nvme_paths": drive}
+    one, ini = ini_of(tmp, "one", model, data, **over)
+    megatrain("run", ini)
+    _, ini = ini_of(tmp, "asked", model, data, **over)
+    said = mpirun(2, "run", "--dry-run", ini)
+    needs, states = (float(re.search(rf"^ *{name} +([0-9.]+) MiB", said, re.M)[1]) for name in ("memory.host_budget", "first moments"))
+    disk = {"memory__states": "disk"} # their 10 bytes a parameter are 2.5 times the first moments
+    few = {"memory__host_budget": f"{needs - 1.2 * states:.2f}MiB", "cluster__drives": "1GiB, 0GiB"}
+    cases = {"found": (2, disk, range(1, 4)), "none": (2, few, range(1, 4))}
+    if FULL:
+        cases.update({"named": (3, {**disk, "cluster__drives": f"1GiB, {states:.2f}MiB, 1GiB"}, range(1, 3)),
+                      "no-states": (3, {**disk, "cluster__drives": "1GiB, 0GiB, 1GiB"}, range(1))})
+    for name, (n, more, owned) in cases.items():
+        out, ini = ini_of(tmp, name, model, data, **over, **more)
+        p = run_beside_hidden(ini, f'-t tmpfs -o size={states:.0f}m none "{drive}"') if name == "found" else None
+        said = p.stderr if p else mpirun(n, "run", ini)
+        parts = [int(n) for n in re.findall(r"^ +host \d may use .* of drives .* owns (\d+) of 8 parts", said, re.M)]
+        compare(os.path.join(one, "checkpoint-1"), os.path.join(out, "checkpoint-1"), f"{name}: {said}")
+        assert (name == "found" and not p) or (len(parts) == n and sum(parts) == 8 and parts[1] in owned), (parts, said)
+    _, ini = ini_of(tmp, "short", model, data, **over, **disk, cluster__drives=f"{2 * states:.2f}MiB, {2 * states:.2f}MiB")
+    said = mpirun(2, "run", "--dry-run", ini, expect=4)
+    assert "cluster.drives allows" in said, said
+
+
 def a_full_disk_of_one_host_keeps_what_is_saved(tmp):
     """Its drive has no room for states at the start, or in a step after a save; or the first's folder for checkpoints has none for the
     second one. All end, and say whose disk and which path; what is saved is whole, and another number of hosts goes on from there."""
@@ -384,7 +415,7 @@ def a_full_disk_of_one_host_keeps_what_is_saved(tmp):
             compare(os.path.join(one, f"checkpoint-{step}"), os.path.join(out, f"checkpoint-{step}"), what)
             run("run", os.path.join(tmp, os.path.basename(out) + ".ini"), "--resume")
         assert losses(out) == losses(one), what
-    _, ini = ini_of(tmp, "refused", model, data, **over)
+    _, ini = ini_of(tmp, "refused", model, data, **over, cluster__states="whole")
     p = run_beside_hidden(ini, f'-t tmpfs -o size=200k none "{drive}"')
     assert p is None or (p.returncode == 4 and f"host 1: it will not fit: " in p.stderr and drive in p.stderr), p
     full = ["env", "MEGATRAIN_IO_FAULT=write:enospc:450:60"]
@@ -592,6 +623,12 @@ def plans_know_what_crosses(tmp):
     owners = json.loads(megatrain(*uneven, "cluster.memory=48GiB, 104GiB").stdout)["owners"]
     assert all(0 < o["host_bytes"] <= o["host_budget"] for o in owners), owners
     assert 0.1 < owners[0]["share"] < 0.3 and abs(sum(o["share"] for o in owners) - 1) < 1e-6, owners
+    small = ["plan", "--json", "--model", "Qwen3-0.6B", "--machine", "rtx4090", "--host-mem", "5GiB", "--nvme", "7GB/s", "--drives", 2,
+             "--hosts", 2]
+    for key in "train.steps=10", "train.groups=2", "memory.embedding=device", "cluster.drives=1TB, 1GB":
+        small += ["--set", key]
+    owners = json.loads(megatrain(*small, "--tokens-per-step", "8192").stdout)["owners"]
+    assert owners[1]["share"] < 0.3 and 0 < owners[1]["disk_bytes"] <= 1e9 < owners[0]["disk_bytes"], owners
     assert 1 > fast["efficiency"] > 0.7 > slow["efficiency"] > four["efficiency"] > 0, (fast, slow, four)
     for args, say in ((("--hosts", 3), "set train.groups to a power of two, at least 3"), (("--net", "5Gb/s"), "give --hosts"),
                       (("--hosts", 2, "--net", "5"), "no rate")):

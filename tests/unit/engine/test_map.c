@@ -48,30 +48,34 @@ TEST(units_go_to_hosts_with_room_for_their_states)
     struct mt_unit_shape shape[UNITS];
     struct mt_unit unit[UNITS];
     struct mt_layout l;
-    uint64_t bytes[UNITS], owned[2] = {0}, all = 0;
+    uint64_t bytes[UNITS][MT_N_MAP_PLACES], owned[2] = {0}, all = 0;
     make(shape, unit, &l, ATTENTION, MLP);
-    for (int u = 0; u < UNITS; u++)
-        all += bytes[u] = 12 * shape[u].grad_elems;
     const uint64_t small = 12 * (TABLE + 2 * (ATTENTION + MLP));
-    for (int least = 0; least < 2; least++) {
-        struct mt_map_room room = {.own_lanes = 2, .bytes = bytes, .of = {all, all}};
+    for (int i = 0; i < 2 * MT_N_MAP_PLACES; i++) {
+        const int least = i % 2, place = i / 2;
+        for (int u = all = 0; u < UNITS; u++) {
+            all += bytes[u][place] = 12 * shape[u].grad_elems;
+            bytes[u][!place] = 0;
+        }
+        struct mt_map_room room = {.own_lanes = 2, .bytes = bytes};
         size_t load[4] = {0};
-        room.of[least] = small;
+        room.of[!least][place] = all;
+        room.of[least][place] = small;
         owned[0] = owned[1] = 0;
         mt_map_gradients(shape, &l, 4, true, &room);
         for (int u = 0; u < UNITS; u++) {
-            owned[shape[u].lane_back / 2] += bytes[u];
+            owned[shape[u].lane_back / 2] += bytes[u][place];
             load[shape[u].lane_back] += shape[u].grad_elems;
         }
         assert_true(owned[least] <= small && owned[least] > small - 12 * MLP);
         assert_int_equal(owned[!least], all - owned[least]);
-        assert_int_equal(room.of[least], small - owned[least]);
+        assert_int_equal(room.of[least][place], small - owned[least]);
         assert_true(load[2 * !least] < load[2 * !least + 1] + TABLE && load[2 * !least + 1] < load[2 * !least] + TABLE);
     }
     struct mt_map_room none = {.own_lanes = 2, .bytes = bytes}; /* of nobody: as if nobody asked */
     mt_map_gradients(shape, &l, 4, true, &none);
     for (int u = owned[0] = owned[1] = 0; u < UNITS; u++)
-        owned[shape[u].lane_back / 2] += bytes[u];
+        owned[shape[u].lane_back / 2] += bytes[u][MT_MAP_DRIVES];
     assert_true(owned[0] < owned[1] + 12 * TABLE && owned[1] < owned[0] + 12 * TABLE);
 }
 

@@ -62,22 +62,30 @@ TEST(budgets_are_shares_of_what_there_is)
 TEST(hosts_may_use_what_each_has)
 {
     const struct mt_plan_limits l = {.kind = "cpu", .host_bytes = 100 * GIB, .threads = 8, .n_hosts = 3,
-                                     .each = {[1] = 40 * GIB, [2] = 60 * GIB}};
+                                     .each = {[1] = 40 * GIB, [2] = 60 * GIB}, .drive_room = {7, 0, 9}};
     static const struct {
         const char *budget, *memory;
         double least, more[3];
-    } cases[] = {{"50%", "", 20, {30, 0, 10}}, {"10GiB", "", 10, {0}}, {"50%", "9GiB, 8GiB, 12GiB", 8, {1, 0, 4}}};
+        const char *drives;
+        uint64_t room[3];
+    } cases[] = {{"50%", "", 20, {30, 0, 10}, "", {7, 0, 9}},
+                 {"10GiB", "", 10, {0}, "2KiB, 0GB, 1KiB", {2048, 1, 1024}},
+                 {"50%", "9GiB, 8GiB, 12GiB", 8, {1, 0, 4}, "", {7, 0, 9}}};
     for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
-        const char *sets[] = {MT_PATH("memory.host_budget=%s", cases[i].budget), MT_PATH("cluster.memory=%s", cases[i].memory)};
-        MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = load(sets, 2);
+        const char *sets[] = {MT_PATH("memory.host_budget=%s", cases[i].budget), MT_PATH("cluster.memory=%s", cases[i].memory),
+                              MT_PATH("cluster.drives=%s", cases[i].drives)};
+        MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = load(sets, 3);
         struct mt_plan_request r;
         MUST(mt_resolve_request, &r, c, &l);
         assert_int_equal(r.placement.host_budget.bytes, cases[i].least * (double)GIB);
         assert_int_equal(r.placement.device_budget.bytes, cases[i].least / 4 * (double)GIB);
-        for (int host = 0; host < 3; host++)
+        for (int host = 0; host < 3; host++) {
             assert_int_equal(r.more[host], cases[i].more[host] * (double)GIB);
+            assert_int_equal(r.drive_room[host], cases[i].room[host]);
+        }
     }
-    static const char *const bad[][2] = {{"cluster.memory=9GiB, 8GiB", "2 hosts, and there are 3"}, {"cluster.memory=9GiB, x, 1GiB", "\"x\""}};
+    static const char *const bad[][2] = {{"cluster.memory=9GiB, 8GiB", "2 hosts, and there are 3"}, {"cluster.memory=9GiB, x, 1GiB", "\"x\""},
+                                        {"cluster.drives=1TB, 2TB", "drives of 2 hosts, and there are 3"}};
     for (size_t i = 0; i < MT_ARRAY_LEN(bad); i++) {
         MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = load(bad[i], 1);
         struct mt_plan_request r;
