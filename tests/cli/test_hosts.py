@@ -447,13 +447,13 @@ def killed_at_random_points(tmp):
     megatrain("-q", "run", ini)
     for seed in range(40):
         r = random.Random(seed)
-        rank, hosts = r.randrange(3), r.choice([1, 2, 3])
-        out, ini = ini_of(tmp, f"killed-{seed}", model, data, train__steps=steps, checkpoint__every=r.choice([1, 2]), **{
+        rank, hosts, every = r.randrange(3), r.choice([1, 2, 3]), r.choice([1, 2])
+        out, ini = ini_of(tmp, f"killed-{seed}", model, data, train__steps=steps, checkpoint__every=every, **{
             "memory__states": r.choice(["host", "disk"]), "memory__activations": r.choice(["auto", "disk"]), "memory__nvme_paths": drive,
             "cluster__states": r.choice(["owned", "owned", "whole"]), "cluster__timeout": f"{round(patience(3))}s",
             "device__link_gbps": r.choice([0.02, 0.05])})
         p = mpirun(3, "run", ini, wait=False)
-        wait_for_steps(out, r.randint(2, steps - 6), p)
+        wait_for_steps(out, max(r.randint(2, steps - 6), every + 1), p) # the first save has come to its end
         time.sleep(r.random() * 0.3)
         ranks, sig = ranks_of(p), r.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
         os.kill(ranks[rank], sig)
