@@ -13,7 +13,7 @@ enum {
     MAX_CLIMBS = 3, /* the best groups, which small changes are made to */
 };
 
-#define NEARLY 1.015 /* a group so near to the best is refined, too */
+#define NEARLY 1.09 /* a group so near to the best is refined, too */
 
 /* Kinds of records whose numbers the search decides: what saves most compute a byte first. */
 struct open_records {
