@@ -255,9 +255,11 @@ int cli_cmd_plan(struct cli *cli, const struct cli_args *args, struct mt_err *er
         return no_fit(&v, args, err);
     if (rc)
         return rc;
-    if (cli_arg(args, "json"))
-        plan_print_json(&v);
-    else
+    rc = plan_compare_hosts(&v, err);
+    if (!cli_arg(args, "json")) {
         plan_print(&v);
+        return rc;
+    }
+    plan_print_json(&v, rc ? err->msg : NULL); /* has all that is known, for programs */
     return 0;
 }

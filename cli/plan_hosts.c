@@ -62,6 +62,21 @@ static double seconds_alone(const struct plan_view *v)
     return mt_resolve(&c, &r, NULL) ? 0 : c.sim.seconds;
 }
 
+int plan_compare_hosts(struct plan_view *v, struct mt_err *err)
+{
+    const struct mt_sim_result *s = &v->choice.sim;
+    const int64_t hosts = v->request.placement.hosts;
+    if (hosts < 2 || v->unmeasured.code)
+        return 0;
+    v->alone = seconds_alone(v);
+    return !(v->alone > 0 && v->alone < s->seconds)
+               ? 0
+               : mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "refused: %lld hosts take %.4g s for a step, and one of them alone %.4g s: their "
+                         "network is busy for %.4g s with what crosses, however many tokens a step has: take a larger step "
+                         "(--tokens-per-step), fewer hosts, a faster network, or adapters (adapter.kind = lora)",
+                         (long long)hosts, s->seconds, v->alone, s->busy[MT_SIM_NET]);
+}
+
 /* Where the rate of the network is from. */
 static const char *net_source(const struct plan_view *v)
 {
@@ -114,7 +129,7 @@ void plan_print_hosts(const struct plan_view *v)
     char a[32];
     if (hosts < 2)
         return;
-    double alone = seconds_alone(v), gbs = v->request.net.gbs > 0 ? v->request.net.gbs : MT_NET_GBS;
+    double alone = v->alone, gbs = v->request.net.gbs > 0 ? v->request.net.gbs : MT_NET_GBS;
     printf("\nHosts      %lld, host %lld with the memory above: %s a step cross its network, at %.3g GB/s (%s)\n",
            (long long)hosts, (long long)v->request.placement.host,
            mt_format_bytes(a, sizeof(a), (uint64_t)s->bytes[MT_SIM_NET]), gbs, net_source(v));
@@ -132,7 +147,6 @@ void plan_add_hosts(cJSON *o, const struct plan_view *v)
     const int64_t hosts = v->request.placement.hosts;
     if (hosts < 2)
         return;
-    double alone = seconds_alone(v);
     cJSON *owners = cJSON_AddArrayToObject(o, "owners");
     for (int i = 0; i < hosts && v->choice.engine.program.owned; i++) {
         struct part p;
@@ -140,5 +154,5 @@ void plan_add_hosts(cJSON *o, const struct plan_view *v)
         mt_json_append(owners, mt_json_put(NULL, "share=%f, host_bytes=%f, host_budget=%f, disk_bytes=%f", p.share, p.needs, p.may, p.disk));
     }
     mt_json_put(o, "hosts=%f, network=%s, step_seconds_of_one_host=%f, efficiency=%f", (double)hosts, net_source(v),
-                alone, alone / v->choice.sim.seconds / (double)hosts);
+                v->alone, v->alone / v->choice.sim.seconds / (double)hosts);
 }

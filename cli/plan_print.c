@@ -467,9 +467,11 @@ static void add_wear(cJSON *o, const struct plan_view *v)
                 w.tb_a_day, w.rated_tb, w.days, w.tokens);
 }
 
-void plan_print_json(const struct plan_view *v)
+void plan_print_json(const struct plan_view *v, const char *refused)
 {
     cJSON *o = begin_json(v, true);
+    if (refused)
+        cJSON_AddStringToObject(o, "refused", refused);
     add_choice(o, v);
     add_memory(o, v);
     if (!v->unmeasured.code) {

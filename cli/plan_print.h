@@ -18,6 +18,7 @@ struct plan_view {
     struct mt_err unmeasured; /* of this machine, which has no rates: why; code 0: it has */
     struct mt_plan_request request;
     struct mt_plan_choice choice;
+    double alone;        /* of several hosts: seconds of the step on one of them; 0: it does not fit there */
     uint64_t epoch_rows; /* of data.train; 0: not known, as its tokens are not prepared here */
 };
 
@@ -44,6 +45,8 @@ int plan_view_needs_rates(const struct plan_view *v, struct mt_err *err);
 void plan_view_close(struct plan_view *v);
 /** plan_hosts.c: takes --hosts and --net; of a plan for several hosts, what crosses, and how much it gains. */
 int plan_view_share(struct plan_view *v, const struct cli_args *args, struct mt_err *err);
+/** Plans the step on one of the hosts, too. -ENOSPC (MT_ERR_NO_FIT): they are slower than that; it says why. */
+int plan_compare_hosts(struct plan_view *v, struct mt_err *err);
 void plan_print_hosts(const struct plan_view *v);
 void plan_add_hosts(cJSON *o, const struct plan_view *v);
 /** Times the configuration's operations on this machine if the profile lacks samples of them; `anew`: all of the
@@ -85,7 +88,8 @@ void plan_print_merges(const struct plan_view *v);
 
 /** Prints to standard output, within 80 columns. */
 void plan_print(const struct plan_view *v);
-void plan_print_json(const struct plan_view *v);
+/** refused: why the plan should not be followed, though it fits; NULL: it may be. */
+void plan_print_json(const struct plan_view *v, const char *refused);
 void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,
                             const struct mt_plan_change *changes, size_t n);
 

@@ -629,6 +629,10 @@ def plans_know_what_crosses(tmp):
         small += ["--set", key]
     owners = json.loads(megatrain(*small, "--tokens-per-step", "8192").stdout)["owners"]
     assert owners[1]["share"] < 0.3 and 0 < owners[1]["disk_bytes"] <= 1e9 < owners[0]["disk_bytes"], owners
+    assert "refused: 2 hosts take" in megatrain("plan", *small[2:], "--tokens-per-step", "8192", "--net", "1Gb/s", expect=4).stderr
+    for p in (fast, slow, four):
+        assert ("refused" in p) == (p["efficiency"] * p["hosts"] < 1), p
+    assert "refused" in four and "refused" not in fast, (fast, four)
     assert 1 > fast["efficiency"] > 0.7 > slow["efficiency"] > four["efficiency"] > 0, (fast, slow, four)
     for args, say in ((("--hosts", 3), "set train.groups to a power of two, at least 3"), (("--net", "5Gb/s"), "give --hosts"),
                       (("--hosts", 2, "--net", "5"), "no rate")):
