@@ -639,6 +639,44 @@ def plans_know_what_crosses(tmp):
         assert say in megatrain(*plan, *args, expect=2).stderr, say
 
 
+# Runs a program, and writes what the kernel has counted of it: most memory, and what it has written to drives.
+COUNT = """import json, os, resource, subprocess, sys
+code = subprocess.run(sys.argv[2:]).returncode
+written = dict(line.split(": ") for line in open("/proc/self/io").read().splitlines())["write_bytes"]
+with open(f"{sys.argv[1]}-{os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK', '0'))}", "w") as f:
+    json.dump([resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10, int(written)], f)
+sys.exit(code)"""
+
+
+def a_host_has_and_writes_its_part(tmp):
+    """By the kernel's counters of each process: 2 + 12 / hosts bytes of memory a parameter; each step 10 / hosts to drives, masters'
+    lower halves and moments."""
+    data, drive = write_data(os.path.join(tmp, "data.jsonl")), os.path.join(tmp, "drive")
+    os.mkdir(drive)
+    over = {"train__batch_size": 4, "model__dtype": "bf16", "memory__slots": 2, "memory__activations": "recompute", "checkpoint__every": 0,
+            "memory__device_budget": "32MiB", "memory__host_budget": "2GiB"}
+
+    def count(n, layers, steps, **more):
+        """[memory, written] of each host, and parameters."""
+        name, more = f"{n}-{layers}-{steps}-{len(more)}", {**more, "train__groups": n} # of which each host has one
+        model = write_model(os.path.join(tmp, f"model-{layers}"), config("qwen2", num_hidden_layers=layers, hidden_size=128,
+                                                                        intermediate_size=2048))
+        out, ini = ini_of(tmp, name, model, data, **{**over, "train__steps": steps, **more})
+        subprocess.run([*LAUNCH, "-n", str(n), sys.executable, "-c", COUNT, out, BINARY, "-q", "run", ini, "--no-save"], check=True)
+        plan = json.loads(megatrain("plan", ini, "--json").stdout)
+        return [json.load(open(f"{out}-{i}")) for i in range(n)], plan["trained_parameters"]
+    for n in 1, 2, 4:
+        (few, a), (many, b) = count(n, 20, 1), count(n, 40, 1) # so many that more need no more homes for sums
+        each = [(y[0] - x[0]) / (b - a) for x, y in zip(few, many)]
+        print(n, "hosts: bytes of memory a parameter", *(f"{e:.3f}" for e in each))
+        assert all(abs(e / (2 + 12 / n) - 1) < 0.05 for e in each), (n, each)
+        disk = {"memory__states": "disk", "memory__nvme_paths": drive}
+        (one, a), (three, _) = count(n, 20, 1, **disk), count(n, 20, 3, **disk)
+        each = [(y[1] - x[1]) / 2 / a for x, y in zip(one, three)]
+        print(n, "hosts: bytes written a parameter and step", *(f"{e:.3f}" for e in each))
+        assert all(abs(e / (10 / n) - 1) < 0.05 for e in each), (n, each)
+
+
 def another_build(tmp, name, change):
     """The program with other bytes; its modules are beside it."""
     near = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(BINARY))), "src")
