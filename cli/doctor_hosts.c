@@ -94,7 +94,7 @@ static int cross(mt_net *net, double *seconds, struct mt_err *err)
     }
     *seconds = mt_seconds_since(begin);
     if (rc)
-        mt_net_tell(net, err->msg); /* before their data are freed */
+        mt_net_tell(net, err); /* before their data are freed */
     return rc;
 }
 
@@ -171,7 +171,7 @@ int cli_doctor_hosts(mt_net *net, bool json)
     double seconds = 0;
     int rc = MT_NEW(&all, (size_t)n, "hosts", &err) ?: collect(net, all, &err) ?: cross(net, &seconds, &err);
     if (rc)
-        mt_net_tell(net, err.msg);
+        mt_net_tell(net, &err);
     else if (rank == 0)
         print(all, n, seconds, json);
     int code = rc ? cli_fail(&err) : 0;

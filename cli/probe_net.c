@@ -220,7 +220,7 @@ int cli_probe_net(const struct cli_args *args)
         p = (struct probe){p.net, out, in, mt_net_rank(p.net), mt_net_size(p.net)};
     rc = rc ?: measure(&p, o, &found, &err) ?: look_at_names(&p, o, &err);
     if (rc && p.net)
-        mt_net_tell(p.net, err.msg);
+        mt_net_tell(p.net, &err);
     if (rc || p.rank)
         cJSON_Delete(o);
     else

@@ -9,6 +9,7 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -251,7 +252,7 @@ static bool turn(mt_net *n, struct mt_net_message **over)
     char text[MT_NET_TEXT];
     int64_t now = mt_now_ns();
     if (n->wire->hear(n->wire, &from, text))
-        rc = mt_fail(&n->why, MT_ERR_RUNTIME, -ECONNABORTED, "host %d has ended: %s", from, text);
+        rc = mt_fail(&n->why, (enum mt_err_kind)(text[0] - 'A'), -ECONNABORTED, "host %d has ended: %s", from, text + 1);
     for (int host = 0; host < n->wire->size && !rc; host++)
         for (int d = 0; d < 2 && !rc; d++) {
             struct way *w = &n->way[d][host];
@@ -421,10 +422,12 @@ void mt_net_abandon(mt_net *n)
     call_back(over);
 }
 
-void mt_net_tell(mt_net *n, const char *why)
+void mt_net_tell(mt_net *n, const struct mt_err *why)
 {
+    char text[MT_NET_TEXT];
+    snprintf(text, sizeof(text), "%c%.*s", 'A' + (int)why->kind, MT_NET_TEXT - 2, why->msg); /* what turn() reads */
     MT_LOCKED(&n->lock);
     if (!n->told)
-        n->wire->tell(n->wire, why);
+        n->wire->tell(n->wire, text);
     n->told = true;
 }

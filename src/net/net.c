@@ -64,6 +64,6 @@ int mt_net_open(mt_net **out, struct mt_err *err)
         return rc || !wire ? rc : mt_net_create(out, wire, DEADLINE_S, err);
     }
     const char *why = dlerror();
-    return mt_fail(err, MT_ERR_USAGE, -ENOENT, "a launcher has started several processes, but this build has no MPI to join them: "
-                   "install libopenmpi-dev or libmpich-dev and build again, or start one process (%s)", why ? why : "no module");
+    return mt_fail(err, MT_ERR_USAGE, -ENOENT, "a launcher has started several processes, but this build has no MPI to join them, or "
+                   "its module is no longer beside the program (%s): install libopenmpi-dev or libmpich-dev and build again, or start one process", why ? why : "no module");
 }

@@ -66,5 +66,5 @@ int mt_net_recv(mt_net *n, int from, void *data, size_t bytes, struct mt_err *er
 /** Ends all messages that are under way, and every later one, with -ECANCELED. */
 void mt_net_abandon(mt_net *n);
 /** Tells all others, as far as they can be reached in a second, why this host ends: what they wait for fails with
- * that. Call it before the data of messages that have failed are freed. Only the first call tells. */
-void mt_net_tell(mt_net *n, const char *why);
+ * that, of the same kind. Call it before the data of messages that have failed are freed. Only the first call tells. */
+void mt_net_tell(mt_net *n, const struct mt_err *why);

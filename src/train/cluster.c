@@ -405,9 +405,10 @@ void mt_cluster_end(mt_cluster *c, int rc, const struct mt_err *err)
 {
     if (!c)
         return;
+    static const struct mt_err unknown = {.kind = MT_ERR_RUNTIME, .msg = "a step failed on the first host"};
     mt_cluster_note(c, rc);
     if (rc)
-        mt_net_tell(c->net, err ? err->msg : "a step failed on the first host");
+        mt_net_tell(c->net, err ? err : &unknown);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -505,7 +506,7 @@ int mt_cluster_answer(mt_cluster *c, const struct mt_setup *s, const struct mt_i
 void mt_cluster_fail(mt_cluster *c, const struct mt_err *why)
 {
     c->broken = true;
-    mt_net_tell(c->net, why->msg);
+    mt_net_tell(c->net, why);
 }
 
 int mt_cluster_code(const mt_cluster *c)

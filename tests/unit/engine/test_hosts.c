@@ -222,7 +222,7 @@ static void *run_host(void *arg)
     o->whole = engine && mt_engine_whole(engine);
     o->rc = rc;
     if (rc && h->net)
-        mt_net_tell(h->net, o->err.msg);
+        mt_net_tell(h->net, &o->err);
     mt_engine_destroy(&engine);
     mt_plane_set_destroy(&planes);
     for (int i = 0; i < MOST_LANES; i++)

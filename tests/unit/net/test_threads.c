@@ -109,7 +109,7 @@ TEST(a_wait_ends_at_its_deadline)
 
 static void tell(struct host *h)
 {
-    mt_net_tell(h->net, "a drive failed");
+    mt_net_tell(h->net, &(struct mt_err){.kind = MT_ERR_NO_FIT, .msg = "a drive failed"});
 }
 
 /* It waits for host 0, which is there; but host 2 has ended. */
@@ -118,6 +118,7 @@ TEST(a_host_that_ends_tells_why)
     struct host h[HOSTS];
     run(h, 3, 30, (void (*const[HOSTS])(struct host *)){nothing, recv_eight, tell});
     assert_int_equal(h[1].rc, -ECONNABORTED);
+    assert_int_equal(h[1].err.kind, MT_ERR_NO_FIT);
     assert_non_null(strstr(h[1].err.msg, "host 2 has ended: a drive failed"));
 }
 
@@ -154,7 +155,7 @@ static void pass_around(struct host *h)
         for (int d = 0; d < 2; d++) {
             int rc = mt_net_wait(h->net, &m[d][i], h->rc ? NULL : &h->err);
             if (rc && !h->rc)
-                mt_net_tell(h->net, h->err.msg);
+                mt_net_tell(h->net, &h->err);
             h->rc = h->rc ? h->rc : rc;
         }
     for (size_t i = 0; i < LENGTHS; i++) /* what has come without an error is right, whatever came of the rest */
