@@ -111,12 +111,12 @@ def hosts_have_the_bits_of_one(tmp):
              "teacher": {"train__objective": "distill", "distill__teacher": teacher(tmp, model, data), "distill__top": 5},
              "whole": {"optimizer__type": "muon", "train__grad_clip": 0, "train__steps": 3, "cluster__states": "whole"},
              **{kind: {"optimizer__type": kind, "train__grad_clip": 0, "train__steps": 3} for kind in directions}}
-    twice = set(kinds) if FULL else {"f32", "balanced", "muon"} # the others on three hosts
+    twice = {"f32", "balanced", "muon"} # the others on three hosts; every night all on two, three and four
     for kind, over in kinds.items() if OPEN_MPI or FULL else [("f32", kinds["f32"]), ("muon", kinds["muon"])]:
         last = f"checkpoint-{over.get('train__steps', STEPS)}"
         one, ini = ini_of(tmp, f"one-{kind}", model, data, **over)
         megatrain("run", ini)
-        for n in (2, 3) if kind in twice else (3,):
+        for n in (2, 3, 4) if FULL else (2, 3) if kind in twice else (3,):
             many, ini = ini_of(tmp, f"{kind}-{n}", model, data, **over)
             mpirun(n, "run", ini)
             assert losses(many) == losses(one), f"{kind}, {n} hosts"
@@ -238,7 +238,7 @@ def they_go_on_with_other_numbers(tmp):
         over = {"train__groups": 16, "train__batch_size": 20, "train__steps": 2}
         one, ini = ini_of(tmp, "one-16", model, data, **over)
         megatrain("run", ini)
-        for n, gpus in (16, 1), (3, 5):
+        for n, gpus in (4, 1), (8, 1), (16, 1), (3, 5):
             many, ini = ini_of(tmp, f"many-{n}", model, data, **over, device__gpus=gpus)
             mpirun(n, "run", ini)
             compare(os.path.join(one, "checkpoint-2"), os.path.join(many, "checkpoint-2"), f"{n} hosts of {gpus} devices")
