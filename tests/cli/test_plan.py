@@ -150,7 +150,8 @@ def optimizers_are_compared():
     assert len(rows) == 40 and [r["exact"] for r in rows] == [True, True] + [False] * 38, rows
     kept = {(r["optimizer.type"], r["optimizer.state_dtype"], r["memory.update"]): r["bytes_per_parameter"] for r in rows
             if r["optimizer.master"] == "f32" and r["train.blocks"] == "off"}
-    assert abs(kept["adamw", "f32", "forward"] - 14) < 0.1 and kept["adamw", "f32", "backward"] < 13, kept
+    # 12 for weights and states; gradients of the table, and of no more than half of the layers, wait for the next forward
+    assert abs(kept["adamw", "f32", "forward"] - 14) < 0.1 and kept["adamw", "f32", "backward"] < 13.2, kept
     assert abs(kept["lion", "bf16", "forward"] - 8) < 0.1 and abs(kept["sgd", "f32", "forward"] - 6) < 0.1, kept
     assert 4 < kept["adafactor", "f32", "backward"] < 5, kept
     muon = ("optimizer.type=muon", "train.grad_clip=0", "optimizer.matrices=*.q_proj.weight")
