@@ -26,9 +26,11 @@ static int race(mt_device *dev)
     size_t bytes = sizeof(host);
     if (mt_device_alloc(dev, bytes, "slot", &slot, NULL))
         return 1;
-    mt_device_copy(dev, MT_STREAM_H2D, &(struct mt_copy){slot, bytes, host, bytes, bytes, 1}, NULL);
-    mt_op_zero(dev, &(struct mt_zero){slot, bytes}, NULL); /* must have waited for the copy */
-    mt_device_sync(dev, NULL);
+    for (int i = 0; i < 50; i++) { /* a thread that is late may take a lock after the other has given it back */
+        mt_device_copy(dev, MT_STREAM_H2D, &(struct mt_copy){slot, bytes, host, bytes, bytes, 1}, NULL);
+        mt_op_zero(dev, &(struct mt_zero){slot, bytes}, NULL); /* must have waited for the copy */
+        mt_device_sync(dev, NULL);
+    }
     return 0;
 }
 
