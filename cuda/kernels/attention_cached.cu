@@ -165,9 +165,10 @@ static __device__ __forceinline__ void add_values(float (&acc)[COLUMNS][HEADS], 
 }
 
 /* The shares of all warps, in their order: of each head the largest score and the sum, and the sums of columns, which
- * of a row lie as lanes have them: the first of each, then the second. */
+ * of a row lie as lanes have them: the first of each, then the second. And of each head the largest score and the sum
+ * of all warps. */
 template <unsigned HEADS, unsigned ITEMS> struct merged {
-    float total[ITEMS * ROW][HEADS], max[WARPS][HEADS], sum[WARPS][HEADS];
+    float total[ITEMS * ROW][HEADS], max[WARPS][HEADS], sum[WARPS][HEADS], whole_max[HEADS], whole_sum[HEADS];
 };
 
 template <unsigned HEADS, unsigned ITEMS>
@@ -178,6 +179,18 @@ static __device__ __forceinline__ float largest(const merged<HEADS, ITEMS> &m, u
     for (unsigned i = 1; i < WARPS; i++)
         most = larger(most, m.max[i][head]);
     return most;
+}
+
+/* The largest score and the sum of a head's weights, of all warps. */
+template <unsigned HEADS, unsigned ITEMS>
+static __device__ __forceinline__ void merge_sums(merged<HEADS, ITEMS> *m, unsigned head)
+{
+    float most = largest(*m, head), all = 0;
+    MT_UNROLL(4)
+    for (unsigned i = 0; i < WARPS; i++)
+        all += m->sum[i][head] * expf(m->max[i][head] - most);
+    m->whole_max[head] = most;
+    m->whole_sum[head] = all;
 }
 
 template <unsigned HEADS, unsigned ITEMS>
@@ -193,6 +206,8 @@ static __device__ __forceinline__ void merge(merged<HEADS, ITEMS> *m, const shar
         }
     }
     __syncthreads();
+    if (threadIdx.x < HEADS)
+        merge_sums(m, threadIdx.x); /* what follows ends with a barrier */
     MT_UNROLL(8)
     for (unsigned h = 0; h < HEADS; h++)
         scale[h] = expf(w.max[h] - largest(*m, h));
@@ -210,17 +225,6 @@ static __device__ __forceinline__ void merge(merged<HEADS, ITEMS> *m, const shar
         }
         __syncthreads();
     }
-}
-
-/* The sum of a head's weights, of all warps. */
-template <unsigned HEADS, unsigned ITEMS>
-static __device__ __forceinline__ float whole_sum(const merged<HEADS, ITEMS> &m, unsigned head)
-{
-    float most = largest(m, head), all = 0;
-    MT_UNROLL(4)
-    for (unsigned i = 0; i < WARPS; i++)
-        all += m.sum[i][head] * expf(m.max[i][head] - most);
-    return all;
 }
 
 /* The scores of a warp's next n keys, of which a lane has those that are EACH apart; -infinity beyond them. */
@@ -297,13 +301,14 @@ static __global__ void __launch_bounds__(THREADS, (HEADS * ITEMS > 4 ? 3 : 5) - 
         __syncwarp();
     }
     merge(&all, w);
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < heads * d_v; i += THREADS) {
         unsigned h = i / d_v, c = i % d_v, at = c / ROW * ROW + c % COLUMNS * WARP + c % ROW / COLUMNS;
-        store(out + (first + h) * a.of.o.stride + c, all.total[at][h] / whole_sum(all, h));
+        store(out + (first + h) * a.of.o.stride + c, all.total[at][h] / all.whole_sum[h]);
     }
     if (threadIdx.x < heads)
         a.of.lse[(first + threadIdx.x) * a.of.n + token] =
-            largest(all, threadIdx.x) + logf(whole_sum(all, threadIdx.x));
+            all.whole_max[threadIdx.x] + logf(all.whole_sum[threadIdx.x]);
 }
 
 template <typename T, int N, unsigned HEADS, unsigned ITEMS>
