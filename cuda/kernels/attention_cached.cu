@@ -8,6 +8,7 @@
  * bound. So keys are read 16 bytes at a time, values of a row by a warp at once and of AHEAD keys before any is used,
  * and what heads multiply lies side by side in shared memory.
  */
+#include "documents.cuh"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "scalar.cuh"
@@ -15,20 +16,6 @@
 
 static constexpr unsigned WARPS = 4, THREADS = WARPS * WARP, EACH = 2, KEYS = EACH * WARP, AHEAD = 8, WIDEST = 512;
 static constexpr unsigned COLUMNS = 4, ROW = COLUMNS * WARP; /* of values: a lane's, and a warp's at once */
-
-/* The document of a new token. */
-static __device__ size_t document_of(const mt_attention_cached &a, size_t token)
-{
-    size_t lo = 0, hi = a.of.n_docs;
-    while (hi - lo > 1) {
-        size_t mid = (lo + hi) / 2;
-        if (static_cast<size_t>(a.of.cu_seqlens[mid]) <= token)
-            lo = mid;
-        else
-            hi = mid;
-    }
-    return lo;
-}
 
 /* Elements of the cache: where the keys of a position begin, and its values, of all key heads. */
 struct place {
@@ -60,7 +47,7 @@ template <typename T> static __device__ __forceinline__ void append(T *to, const
 
 template <typename T> static __global__ void __launch_bounds__(THREADS) append_rows(mt_attention_cached a)
 {
-    size_t token = blockIdx.x, doc = document_of(a, token);
+    size_t token = blockIdx.x, doc = document_of(a.of.cu_seqlens, a.of.n_docs, token);
     place at = place_of(a, doc, position_of(a, doc, token));
     append(static_cast<T *>(a.cache) + at.keys, a.of.k, token);
     append(static_cast<T *>(a.cache) + at.values, a.of.v, token);
@@ -261,7 +248,7 @@ static __global__ void __launch_bounds__(THREADS, (HEADS * ITEMS > 4 ? 3 : 5) - 
     __shared__ size_t values_at[WARPS][KEYS];
     __shared__ merged<HEADS, ITEMS> all;
     unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    size_t token = blockIdx.x, doc = document_of(a, token);
+    size_t token = blockIdx.x, doc = document_of(a.of.cu_seqlens, a.of.n_docs, token);
     size_t group = a.of.q.n / a.of.k.n, parts = ceil_div(group, HEADS);
     size_t kv = blockIdx.y / parts, first = kv * group + blockIdx.y % parts * HEADS;
     unsigned heads = static_cast<unsigned>(first + HEADS < (kv + 1) * group ? HEADS : (kv + 1) * group - first);

@@ -5,27 +5,13 @@
  * of ds. Forward: a thread has an element. Backward: a thread goes down a channel of a block of rows, and on for the
  * taps - 1 rows after it; a block's sums of dw and dbias are then folded (fold.cu). Repeated reads of x are the cache's.
  */
+#include "documents.cuh"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "scalar.cuh"
 #include "workspace.h"
 
 static constexpr unsigned THREADS = 128;
-
-/* The document of a row. */
-MT_DEVICE size_t document_of(const struct mt_short_conv &a, size_t row)
-{
-    size_t lo = 0, hi = a.n_docs;
-    MT_UNROLL(1)
-    while (hi - lo > 1) {
-        size_t mid = (lo + hi) / 2;
-        if (static_cast<size_t>(a.cu_seqlens[mid]) <= row)
-            lo = mid;
-        else
-            hi = mid;
-    }
-    return lo;
-}
 
 template <typename T> MT_DEVICE T *channel_of(const struct mt_heads &h, size_t row, size_t channel)
 {
@@ -81,7 +67,8 @@ static __global__ void __launch_bounds__(THREADS) convolve(struct mt_short_conv 
     if (c >= a.x.n * a.x.dim)
         return;
     const T *w = static_cast<const T *>(a.w) + c * a.taps;
-    float s = sum_of(a, channel_of<T>(a.x, 0, c), w, bias_of<T>(a, c), row, document_of(a, row), c);
+    size_t doc = document_of(a.cu_seqlens, a.n_docs, row);
+    float s = sum_of(a, channel_of<T>(a.x, 0, c), w, bias_of<T>(a, c), row, doc, c);
     store(channel_of<T>(a.y, row, c), s * sigmoid<T>(s));
 }
 
@@ -126,7 +113,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     float w[MT_CONV_MAX_TAPS], dw[MT_CONV_MAX_TAPS] = {}, ds[MT_CONV_MAX_TAPS] = {}; /* ds[k]: of k rows before */
     for (int j = 0; j < MT_CONV_MAX_TAPS; j++)
         w[j] = j < static_cast<int>(taps) ? load(weights + j) : 0.0f;
-    size_t doc = document_of(a, first), doc_x = doc;
+    size_t doc = document_of(a.cu_seqlens, a.n_docs, first), doc_x = doc;
     MT_UNROLL(1)
     for (size_t row = first; row < last; row++) {
         for (int k = MT_CONV_MAX_TAPS - 1; k > 0; k--)
