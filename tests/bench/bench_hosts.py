@@ -15,7 +15,7 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "cli"))
-import test_hosts
+import hosts
 from tiny import BINARY, base, config, metrics, write_data, write_ini, write_model
 
 RATES, STEPS = ("200mbit", "400mbit", "1gbit"), 8
@@ -67,7 +67,7 @@ def compare(tmp, model, data, rows, length, second, launch):
     plan = measure_one(ini, at("busy", 100000)[1])
     print(f"{rows * length:5} tokens, one host          plan {plan:.3f} s, step {step_seconds(one):.3f} s: "
           f"{step_seconds(one) / plan:.3f}", flush=True)
-    first = launch[:launch.index(test_hosts.LAUNCH[0])]
+    first = launch[:launch.index(hosts.LAUNCH[0])]
     for rate in RATES:
         for inside in (first, second):
             on_core(0, *inside, *f"tc qdisc replace dev cable root tbf rate {rate} burst 256kb latency 50ms".split())
@@ -83,7 +83,7 @@ def compare(tmp, model, data, rows, length, second, launch):
 
 def main():
     with tempfile.TemporaryDirectory() as tmp:
-        found = test_hosts.two_networks(tmp)
+        found = hosts.two_networks(tmp)
         if not found:
             print("no network namespaces, or no Open MPI")
             sys.exit(77)
@@ -99,7 +99,7 @@ def main():
             for rows, length in SIZES:
                 compare(tmp, model, data, rows, length, second, launch)
         finally:
-            for pid in test_hosts.within(holders):
+            for pid in hosts.within(holders):
                 os.kill(pid, signal.SIGKILL)
 
 

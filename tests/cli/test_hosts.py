@@ -1,74 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several hosts, started by mpirun, have the bits of one process: here they are processes of one machine."""
-import filecmp
 import json
 import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fault"))
-from test_faults import Small
-from tiny import (BINARY, FULL, base, config, flip_in_memory, losses, megatrain, metrics, middle_of, patience, read_safetensors,
-                  run_in, write_data, write_ini, write_model)
+import host_faults
+from hosts import (LAUNCH, OPEN_MPI, STEPS, compare, compare_with_one, endless, ini_of, inputs, mpirun, ranks_of,
+                   run_beside_hidden, run_two, wait_for_steps)
+from tiny import (BINARY, FULL, config, flip_in_memory, losses, megatrain, metrics, middle_of, read_safetensors, write_data,
+                  write_model)
 
-os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
-STEPS = 4
-MPIRUN = os.environ.get("MEGATRAIN_TEST_MPIRUN", "mpirun")
-OPEN_MPI = "Open MPI" in subprocess.run([MPIRUN, "--version"], capture_output=True, text=True).stdout
-LAUNCH = [MPIRUN, *(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if OPEN_MPI else [])]
-RANK = b"OMPI_COMM_WORLD_RANK" if OPEN_MPI else b"PMI_RANK"
 STATES = {"weights (hi)", "weights (lo)", "first moments", "second moments", "gradients"}
-KEYS = {"train__steps": STEPS, "train__batch_size": 7, "train__micro_batch": 1, "train__groups": 4, "device__cpu_threads": 1}
-
-
-def mpirun(n, *args, expect=0, wait=True, env=None):
-    p = subprocess.Popen([*LAUNCH, "-n", str(n), BINARY, *map(str, args)], text=True, stdout=subprocess.PIPE,
-                         stderr=subprocess.STDOUT, env={**os.environ, "MEGATRAIN_POISON": "1", **(env or {})})
-    if not wait:
-        return p
-    out, _ = p.communicate()
-    assert p.returncode == expect, f"{n} hosts: exit {p.returncode}, expected {expect}\n{out}"
-    return out
-
-
-def run_two(ini, first=(), second=(), program=BINARY):
-    """Two hosts, each behind words of its own; the second may have another program."""
-    return subprocess.run([*LAUNCH, "-n", "1", *first, BINARY, "run", ini, ":", "-n", "1", *second, program, "run", ini], text=True,
-                          capture_output=True, timeout=patience(100))
-
-
-def run_beside_hidden(ini, mount):
-    """Two hosts, the second of which sees what `mount` puts over a path; None: that is not allowed here."""
-    hidden = ["unshare", "-m", "sh", "-c", f'mount {mount} && exec "$@"', "sh"]
-    if subprocess.run([*hidden, "true"], capture_output=True).returncode:
-        return None
-    return run_two(ini, second=hidden)
-
-
-def inputs(tmp, **over):
-    model = write_model(os.path.join(tmp, "model"), config("qwen2", num_hidden_layers=3, **over))
-    return model, write_data(os.path.join(tmp, "data.jsonl"))
-
-
-def ini_of(tmp, name, model, data, **over):
-    out = os.path.join(tmp, name)
-    return out, write_ini(os.path.join(tmp, f"{name}.ini"), base(model, data, out, **{**KEYS, **over}))
-
-
-def compare(a, b, what):
-    """Two checkpoints have the same files, but for what names the run and its machine."""
-    names = sorted(os.listdir(a))
-    assert names == sorted(os.listdir(b)), what
-    tensors = [n for n in names if n.endswith((".safetensors", ".bin"))]
-    assert tensors, names
-    for n in tensors:
-        assert filecmp.cmp(os.path.join(a, n), os.path.join(b, n), shallow=False), f"{what}: {n} differs"
 
 
 def evaluations(out):
@@ -244,93 +191,6 @@ def they_go_on_with_other_numbers(tmp):
             compare(os.path.join(one, "checkpoint-2"), os.path.join(many, "checkpoint-2"), f"{n} hosts of {gpus} devices")
 
 
-def is_below(pid, top):
-    while pid > 1 and pid != top:
-        try:
-            with open(f"/proc/{pid}/stat") as f:
-                pid = int(f.read().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            return False
-    return pid == top
-
-
-def ranks_of(launcher):
-    """Process of each host, by its number."""
-    found = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/stat") as f:
-                parent = int(f.read().rsplit(")", 1)[1].split()[1])
-            with open(f"/proc/{pid}/environ", "rb") as f:
-                env = dict(e.split(b"=", 1) for e in f.read().split(b"\0") if b"=" in e)
-        except (OSError, ProcessLookupError):
-            continue
-        if RANK in env and is_below(parent, launcher.pid):
-            found[int(env[RANK])] = int(pid)
-    return found
-
-
-def wait_for_steps(out, n, launcher):
-    path = os.path.join(out, "metrics.jsonl")
-    for _ in range(3000):
-        if os.path.exists(path) and len(open(path).readlines()) >= n:
-            return
-        assert launcher.poll() is None, launcher.communicate()[0]
-        time.sleep(0.01)
-    raise AssertionError("no steps")
-
-
-def is_alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def endless(tmp, name, model, data, **over):
-    return ini_of(tmp, name, model, data, **{"train__steps": 4000, "train__batch_size": 6, "device__link_gbps": 0.02, **over})
-
-
-def compare_with_one(tmp, model, data, out):
-    """What the hosts have saved is what one process has after so many steps, and one goes on from there."""
-    saved = sorted((d for d in os.listdir(out) if d[11:].isdigit()), key=lambda d: int(d[11:]))[-1]
-    steps = int(saved[11:])
-    one, ini = endless(tmp, os.path.basename(out) + "-one", model, data, device__link_gbps=0)
-    megatrain("run", ini, f"--max-steps={steps}")
-    compare(os.path.join(one, saved), os.path.join(out, saved), f"{out}, step {steps}")
-    return steps
-
-
-def lost_hosts_end_the_others(tmp):
-    model, data = inputs(tmp)
-    cases = {"stopped": (1, signal.SIGSTOP), "asked": (1, signal.SIGTERM), "killed": (2, signal.SIGKILL)}
-    if FULL:
-        cases.update({"first stopped": (0, signal.SIGSTOP), "first killed": (0, signal.SIGKILL)})
-    deadline = round(patience(5))  # seconds; three hosts on two cores may take two of them for a step
-    for name, (rank, sig) in cases.items():
-        out, ini = endless(tmp, name.replace(" ", "-"), model, data, cluster__timeout=f"{deadline}s", checkpoint__every=3)
-        p = mpirun(3, "run", ini, wait=False)
-        wait_for_steps(out, 6, p)
-        ranks = ranks_of(p)
-        assert len(ranks) == 3, ranks
-        os.kill(ranks[rank], sig)
-        began = time.monotonic()
-        text, _ = p.communicate()
-        took = time.monotonic() - began
-        assert took < patience(deadline + 15), f"{name}: ended after {took:.0f} s\n{text}"
-        assert p.returncode, f"{name}: {text}"
-        while any(is_alive(r) for r in ranks.values()): # the launcher may end before those that it has killed
-            assert time.monotonic() - began < patience(deadline + 15), f"{name}: left behind"
-            time.sleep(0.05)
-        steps = compare_with_one(tmp, model, data, out)
-        if name == "stopped":
-            assert "host 1" in text and "lost, stopped or cut off" in text, text
-        if name == "asked":
-            assert "continue with --resume" in text, text
-        print(f"{name}: {took:.1f} s, exit {p.returncode}, saved step {steps} of {len(losses(out))}")
-
-
 def hosts_with_more_memory_own_more(tmp):
     """Where equal parts are too much for one, by what is named or found; the result has the same bits."""
     model = write_model(os.path.join(tmp, "model"), config("qwen2", num_hidden_layers=6, hidden_size=128, intermediate_size=512))
@@ -397,153 +257,6 @@ def hosts_with_larger_drives_own_more(tmp):
     _, ini = ini_of(tmp, "short", model, data, **over, **disk, cluster__drives=f"{2 * states:.2f}MiB, {2 * states:.2f}MiB")
     said = mpirun(2, "run", "--dry-run", ini, expect=4)
     assert "cluster.drives allows" in said, said
-
-
-def a_full_disk_of_one_host_keeps_what_is_saved(tmp):
-    """Its drive has no room for states at the start, or in a step after a save; or the first's folder for checkpoints has none for the
-    second one. All end, and say whose disk and which path; what is saved is whole, and another number of hosts goes on from there."""
-    model, data = inputs(tmp)
-    drive, copy = os.path.join(tmp, "drive"), os.path.join(tmp, "copy")
-    os.mkdir(drive)
-    over = {"memory__states": "disk", "memory__nvme_paths": drive, "checkpoint__every": 2, "checkpoint__save_deadline": "1s"}
-    one, ini = ini_of(tmp, "one", model, data, **over)
-    megatrain("run", ini)
-
-    def goes_on(out, run, what):
-        assert sorted(d for d in os.listdir(out) if d[11:].isdigit()) == ["checkpoint-2"] and not os.listdir(drive), what
-        for step in 2, STEPS:
-            compare(os.path.join(one, f"checkpoint-{step}"), os.path.join(out, f"checkpoint-{step}"), what)
-            run("run", os.path.join(tmp, os.path.basename(out) + ".ini"), "--resume")
-        assert losses(out) == losses(one), what
-    _, ini = ini_of(tmp, "refused", model, data, **over, cluster__states="whole")
-    p = run_beside_hidden(ini, f'-t tmpfs -o size=200k none "{drive}"')
-    assert p is None or (p.returncode == 4 and f"host 1: it will not fit: " in p.stderr and drive in p.stderr), p
-    full = ["env", "MEGATRAIN_IO_FAULT=write:enospc:450:60"]
-    os.environ["MEGATRAIN_DISK_PIECE"] = "2048" # small ones, so that there are many writes
-    for host, run in enumerate((lambda *a: mpirun(2, *a), megatrain)):
-        out, ini = ini_of(tmp, f"full-{host}", model, data, **over)
-        p = run_two(ini, **{("first", "second")[host]: full})
-        said = [line for line in p.stderr.splitlines() if "No space left on device" in line and drive in line]
-        assert p.returncode and any(f" host {host}: " in s for s in said), p
-        assert any(f" host {1 - host}: " in s and f"host {host} has ended" in s for s in said), p
-        goes_on(out, run, f"the drive of host {host}")
-    with Small(tmp, "3600k") as small:
-        if small:
-            ini = write_ini(os.path.join(tmp, "fills.ini"), base(model, data, small, **KEYS, **over))
-            p = run_two(ini)
-            assert p.returncode == 4 and "host 0: step 4 was not saved" in p.stderr and small in p.stderr, p
-            shutil.copytree(small, copy, ignore=lambda *_: ["checkpoint-4", "best", ".lock"]) # of its weights alone
-            write_ini(copy + ".ini", base(model, data, copy, **KEYS, **over))
-            goes_on(copy, lambda *a: mpirun(3, *a), "the folder of checkpoints")
-
-
-def killed_at_random_points(tmp):
-    """One of three hosts is killed or stopped anywhere in a step, perhaps while it updates, sends or saves. What they leave are
-    checkpoints of one process, from which other numbers of hosts go on."""
-    steps, drive = 14, os.path.join(tmp, "drive")
-    model, data = inputs(tmp)
-    os.mkdir(drive)
-    one, ini = ini_of(tmp, "one", model, data, train__steps=steps, checkpoint__every=1)
-    megatrain("-q", "run", ini)
-    for seed in range(40):
-        r = random.Random(seed)
-        rank, hosts, every = r.randrange(3), r.choice([1, 2, 3]), r.choice([1, 2])
-        out, ini = ini_of(tmp, f"killed-{seed}", model, data, train__steps=steps, checkpoint__every=every, **{
-            "memory__states": r.choice(["host", "disk"]), "memory__activations": r.choice(["auto", "disk"]), "memory__nvme_paths": drive,
-            "cluster__states": r.choice(["owned", "owned", "whole"]), "cluster__timeout": f"{round(patience(3))}s",
-            "device__link_gbps": r.choice([0.02, 0.05])})
-        p = mpirun(3, "run", ini, wait=False)
-        wait_for_steps(out, max(r.randint(2, steps - 6), every + 1), p) # the first save has come to its end
-        time.sleep(r.random() * 0.3)
-        ranks, sig = ranks_of(p), r.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
-        os.kill(ranks[rank], sig)
-        text, _ = p.communicate()
-        while any(is_alive(pid) for pid in ranks.values()):
-            time.sleep(0.05)
-        what, saved = f"{seed}: host {rank}, {sig.name}", [d for d in os.listdir(out) if d[11:].isdigit()]
-        assert p.returncode and saved, f"{what}: {text}"
-        for d in saved:
-            compare(os.path.join(one, d), os.path.join(out, d), what)
-        (mpirun(hosts, "-q", "run", ini, "--resume") if hosts > 1 else megatrain("-q", "run", ini, "--resume"))
-        compare(os.path.join(one, f"checkpoint-{steps}"), os.path.join(out, f"checkpoint-{steps}"), f"{what}, then {hosts} hosts")
-        assert losses(out) == losses(one) and not os.listdir(drive), what
-        print(f"{what}: {len(saved)} saved, then {hosts} hosts", flush=True)
-        shutil.rmtree(out)
-
-
-def two_networks(tmp):
-    """Processes that hold two network namespaces with a cable between them, and what starts mpirun in the first; None:
-    that is not allowed here."""
-    hold = ["unshare", "-n", "-u", "sh", "-c"]
-    if not OPEN_MPI or subprocess.run([*hold, "ip link set lo up && ip link add x type veth peer name y"],
-                                      capture_output=True).returncode:
-        return None
-    holders = [subprocess.Popen([*hold, f"hostname node{i} && echo && exec sleep 300"], stdout=subprocess.PIPE)
-               for i in (1, 2)]
-    first, second = (["nsenter", "-t", str(h.pid), "-n", "-u"] for h in holders if h.stdout.readline())
-    run = lambda *cmd: subprocess.run(cmd, check=True)
-    run(*first, "ip", "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", str(holders[1].pid))
-    for i, inside in enumerate((first, second), 1):
-        run(*inside, "ip", "link", "set", "lo", "up")
-        run(*inside, "ip", "addr", "add", f"10.77.0.{i}/24", "dev", "cable")
-        run(*inside, "ip", "link", "set", "cable", "up")
-    agent = os.path.join(tmp, "agent")
-    with open(agent, "w") as f:
-        f.write(f'#!/bin/sh\nshift\nexec {" ".join(second)} sh -c "$*"\n')
-    os.chmod(agent, 0o755)
-    net = ("--mca", "btl_tcp_if_include", "cable", "--mca", "oob_tcp_if_include", "cable", "--mca", "plm_rsh_agent", agent)
-    return holders, second, [*first, *LAUNCH, "--host", "10.77.0.1,10.77.0.2", "--map-by", "ppr:1:node", *net, BINARY]
-
-
-def network_of(pid):
-    try:
-        return os.readlink(f"/proc/{pid}/ns/net")
-    except OSError:
-        return None
-
-
-def within(holders):
-    """All processes in the network namespaces of these."""
-    networks = {network_of(h.pid) for h in holders} - {None}
-    return [int(pid) for pid in filter(str.isdigit, os.listdir("/proc")) if network_of(pid) in networks]
-
-
-def runs(pid, program):
-    try:
-        return os.path.samefile(f"/proc/{pid}/exe", program)
-    except OSError:
-        return False
-
-
-def a_cut_cable_ends_the_hosts(tmp):
-    """The launcher's own end is not ours: mpirun of Open MPI waits for ever for a host that it cannot reach."""
-    found = two_networks(tmp)
-    if not found:
-        print("no network namespaces, or no Open MPI")
-        sys.exit(77)
-    holders, second, launch = found
-    model, data = inputs(tmp)
-    deadline, text, p = round(patience(4)), os.path.join(tmp, "said"), None
-    try:
-        seen = json.loads(subprocess.run([*launch, "doctor", "--json"], check=True, capture_output=True).stdout)
-        assert [h["name"] for h in seen["hosts"]] == ["node1", "node2"], seen
-        assert not any("one machine" in f for f in seen["findings"]), seen
-        out, ini = endless(tmp, "cut", model, data, cluster__timeout=f"{deadline}s", checkpoint__every=3)
-        with open(text, "w") as f:
-            p = subprocess.Popen([*launch, "run", ini], stdout=f, stderr=f)
-        wait_for_steps(out, 6, p)
-        ranks = [pid for pid in within(holders) if runs(pid, BINARY)]
-        assert len(ranks) == 2, ranks
-        subprocess.run([*second, "ip", "link", "set", "cable", "down"], check=True)
-        began = time.monotonic()
-        while any(is_alive(r) for r in ranks):
-            assert time.monotonic() - began < patience(deadline + 15), open(text).read()
-            time.sleep(0.05)
-        assert "lost, stopped or cut off" in open(text).read(), open(text).read()
-        compare_with_one(tmp, model, data, out)
-    finally:
-        for pid in within(holders): # mpirun, its daemon beyond the cable, and what holds the namespaces
-            os.kill(pid, signal.SIGKILL)
 
 
 def a_host_that_differs_is_refused_or_found(tmp):
@@ -739,4 +452,4 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as tmp:
         # Launchers that begin and end at once make and remove one folder below /tmp: each has its own.
         os.environ["OMPI_MCA_orte_tmpdir_base"] = tmp
-        globals()[sys.argv[1]](tmp)
+        {**vars(host_faults), **globals()}[sys.argv[1]](tmp)
