@@ -8,6 +8,7 @@
  * their caller's stack, are copied.
  */
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -252,7 +253,7 @@ static bool turn(mt_net *n, struct mt_net_message **over)
     char text[MT_NET_TEXT];
     int64_t now = mt_now_ns();
     if (n->wire->hear(n->wire, &from, text))
-        rc = mt_fail(&n->why, (enum mt_err_kind)(text[0] - 'A'), -ECONNABORTED, "host %d has ended: %s", from, text + 1);
+        rc = mt_fail(&n->why, mt_net_err_kind(text[0] - 'A'), -ECONNABORTED, "host %d has ended: %s", from, text + 1);
     for (int host = 0; host < n->wire->size && !rc; host++)
         for (int d = 0; d < 2 && !rc; d++) {
             struct way *w = &n->way[d][host];
@@ -420,6 +421,23 @@ void mt_net_abandon(mt_net *n)
         end_all(n, mt_fail(&n->why, MT_ERR_RUNTIME, -ECANCELED, "the step was abandoned"), &over);
     pthread_mutex_unlock(&n->lock);
     call_back(over);
+}
+
+enum mt_err_kind mt_net_err_kind(int64_t number)
+{
+    if (number < 0 || number > INT_MAX)
+        return MT_ERR_RUNTIME;
+    switch ((enum mt_err_kind)number) { /* without a default, so that the compiler asks for a new kind */
+    case MT_ERR_RUNTIME:
+    case MT_ERR_USAGE:
+    case MT_ERR_INPUT:
+    case MT_ERR_NO_FIT:
+    case MT_ERR_DEVICE:
+    case MT_ERR_TRAINING:
+    case MT_ERR_CHECKPOINT:
+        return (enum mt_err_kind)number;
+    }
+    return MT_ERR_RUNTIME;
 }
 
 void mt_net_tell(mt_net *n, const struct mt_err *why)

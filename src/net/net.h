@@ -68,3 +68,5 @@ void mt_net_abandon(mt_net *n);
 /** Tells all others, as far as they can be reached in a second, why this host ends: what they wait for fails with
  * that, of the same kind. Call it before the data of messages that have failed are freed. Only the first call tells. */
 void mt_net_tell(mt_net *n, const struct mt_err *why);
+/** The kind of error that a number from another host stands for; MT_ERR_RUNTIME: none that is known here. */
+enum mt_err_kind mt_net_err_kind(int64_t number);

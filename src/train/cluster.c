@@ -350,7 +350,7 @@ static int read_answers(mt_cluster *c, struct mt_err *err)
         if (lost && !rc && err)
             *err = why;
         if (!lost && a.rc && !rc)
-            rc = mt_fail(err, (enum mt_err_kind)a.kind, (int)a.rc, "host %d: %s", from, a.text);
+            rc = mt_fail(err, mt_net_err_kind(a.kind), (int)a.rc, "host %d: %s", from, a.text);
         if (lost)
             return rc ?: lost;
     }

@@ -122,6 +122,30 @@ TEST(a_host_that_ends_tells_why)
     assert_non_null(strstr(h[1].err.msg, "host 2 has ended: a drive failed"));
 }
 
+static void tell_of_no_kind(struct host *h)
+{
+    mt_net_tell(h->net, &(struct mt_err){.kind = (enum mt_err_kind)(MT_ERR_CHECKPOINT + 1), .msg = "a later version"});
+}
+
+static void tell_of_a_kind_below_all(struct host *h)
+{
+    mt_net_tell(h->net, &(struct mt_err){.kind = (enum mt_err_kind)-2, .msg = "a damaged text"});
+}
+
+TEST(an_end_of_an_unknown_kind_is_a_plain_failure)
+{
+    struct host h[HOSTS];
+    assert_int_equal(mt_net_err_kind(INT64_C(1) << 32 | MT_ERR_DEVICE), MT_ERR_RUNTIME);
+    assert_int_equal(mt_net_err_kind(MT_ERR_CHECKPOINT), MT_ERR_CHECKPOINT);
+    void (*const tells[])(struct host *) = {tell_of_no_kind, tell_of_a_kind_below_all};
+    for (int i = 0; i < 2; i++) {
+        run(h, 2, 30, (void (*const[HOSTS])(struct host *)){tells[i], recv_eight});
+        assert_int_equal(h[1].rc, -ECONNABORTED);
+        assert_int_equal(h[1].err.kind, MT_ERR_RUNTIME);
+        assert_non_null(strstr(h[1].err.msg, i ? "host 0 has ended: a damaged text" : "host 0 has ended: a later version"));
+    }
+}
+
 /* --- faults ---------------------------------------------------------------------------------------------------- */
 
 /* Lengths around those at which messages are cut: none, in one operation, in one more, in several pieces; and two that
