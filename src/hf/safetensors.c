@@ -478,16 +478,16 @@ static void to_f32(enum mt_st_dtype t, const void *raw, size_t n, float *dst)
                                   : (float)((const double *)raw)[i];
 }
 
-int mt_st_read_f32_seen(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n, float *dst,
-                        const struct mt_st_witness *by, struct mt_err *err)
+int mt_st_read_f32_summed(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n, float *dst,
+                          struct mt_summer *summer, struct mt_err *err)
 {
     enum { PIECE = 8192 };
     _Alignas(8) char raw[PIECE * 8];
     size_t size = mt_st_dtype_size(t->dtype);
     if (t->dtype == MT_ST_F32) {
         int rc = mt_st_read_raw(m, t, first * 4, n * 4, dst, err);
-        if (!rc && by)
-            by->see(by->ctx, dst, n * 4);
+        if (!rc)
+            mt_summer_add(summer, dst, n * 4);
         return rc;
     }
     if (t->dtype > MT_ST_F64)
@@ -498,8 +498,7 @@ int mt_st_read_f32_seen(const struct mt_st_model *m, const struct mt_st_tensor *
         int rc = mt_st_read_raw(m, t, (first + i) * size, k * size, raw, err);
         if (rc)
             return rc;
-        if (by)
-            by->see(by->ctx, raw, k * size);
+        mt_summer_add(summer, raw, k * size);
         to_f32(t->dtype, raw, k, dst + i);
     }
     return 0;
@@ -508,5 +507,5 @@ int mt_st_read_f32_seen(const struct mt_st_model *m, const struct mt_st_tensor *
 int mt_st_read_f32(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n, float *dst,
                    struct mt_err *err)
 {
-    return mt_st_read_f32_seen(m, t, first, n, dst, NULL, err);
+    return mt_st_read_f32_summed(m, t, first, n, dst, NULL, err);
 }

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/block_sum.h"
 #include "base/err.h"
 
 enum mt_st_dtype {
@@ -60,14 +61,9 @@ const struct mt_st_tensor *mt_st_find(const struct mt_st_model *m, const char *n
 /** Reads elements [first, first + n) as f32 (BF16, F16, F32, F64 only). */
 int mt_st_read_f32(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n,
                    float *dst, struct mt_err *err);
-/** What receives the raw bytes as they are read, in order. */
-struct mt_st_witness {
-    void (*see)(void *ctx, const void *raw, size_t bytes);
-    void *ctx;
-};
-/** The same; `by` sees the raw bytes, NULL: nobody does. */
-int mt_st_read_f32_seen(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n, float *dst,
-                        const struct mt_st_witness *by, struct mt_err *err);
+/** The same; `summer` gets the bytes as the file has them, NULL: nothing does. */
+int mt_st_read_f32_summed(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n, float *dst,
+                          struct mt_summer *summer, struct mt_err *err);
 /** Reads raw bytes [first, first + n) of the tensor. */
 int mt_st_read_raw(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n,
                    void *dst, struct mt_err *err);

@@ -4,7 +4,6 @@
 #include "device/ops.h"
 #include "hf/safetensors.h"
 #include "model/layout.h"
-#include "store/block_sum.h"
 
 /**
  * Frozen weights that stay packed (base/packed.h). A unit's packed plane holds the bytes of the file: first the codes

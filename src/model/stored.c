@@ -415,18 +415,6 @@ void mt_stored_reader_finish(struct mt_stored_reader *r)
     r->share = NULL;
 }
 
-static void add_to_sum(void *ctx, const void *raw, size_t bytes)
-{
-    mt_summer_add(ctx, raw, bytes);
-}
-
-static int read_summed(struct mt_stored_reader *r, const struct mt_st_tensor *src, size_t first, size_t n, float *dst,
-                       struct mt_err *err)
-{
-    return mt_st_read_f32_seen(r->st, src, first, n, dst,
-                               r->summer ? &(struct mt_st_witness){add_to_sum, r->summer} : NULL, err);
-}
-
 static int load_share(struct mt_stored_reader *r, const struct mt_st_tensor *src, const struct mt_tensor *t,
                       struct mt_err *err)
 {
@@ -438,7 +426,7 @@ static int load_share(struct mt_stored_reader *r, const struct mt_st_tensor *src
         return mt_fail_nomem(err, "loading weights", n * sizeof(*r->share));
     if (r->summer)
         mt_summer_begin(r->summer);
-    int rc = read_summed(r, src, at, n, r->share, err);
+    int rc = mt_st_read_f32_summed(r->st, src, at, n, r->share, r->summer, err);
     if (rc)
         return rc;
     r->share_sum = r->summer ? mt_summer_end(r->summer) : 0;
@@ -458,7 +446,7 @@ int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_tensor *t, si
     if (mt_stored_is_in_order(t)) {
         if (r->summer && first == 0)
             mt_summer_begin(r->summer);
-        return read_summed(r, src, t->place.first + first, n, dst, err);
+        return mt_st_read_f32_summed(r->st, src, t->place.first + first, n, dst, r->summer, err);
     }
     int rc = load_share(r, src, t, err);
     const struct mt_values v = {.t = t, .first = first, .n = n, .size = sizeof(*dst)};

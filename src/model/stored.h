@@ -4,7 +4,6 @@
 #include "hf/safetensors.h"
 #include "model/layout.h"
 #include "model/packing.h"
-#include "store/block_sum.h"
 
 /**
  * Converts between the layout's tensors and those of the model's files, which may hold them fused, transposed or

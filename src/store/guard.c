@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/block_sum.h"
 #include "base/lock.h"
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/sum64.h"
 #include "base/thread.h"
-#include "store/block_sum.h"
 
 enum { MAX_FOUND = 64 };
 

@@ -73,7 +73,7 @@ static int read_summed(const struct file *f, const struct mt_packed_piece *p, si
                        struct mt_err *err)
 {
     int rc = read_part(f, p, at, n, dst, err);
-    if (!rc && f->summer)
+    if (!rc)
         mt_summer_add(f->summer, dst, n);
     return rc;
 }

@@ -3,7 +3,6 @@
 
 #include "hf/safetensors.h"
 #include "model/packing.h"
-#include "store/block_sum.h"
 #include "store/planes.h"
 #include "weights/packed_planes.h"
 #include "weights/turned.h"

@@ -10,7 +10,7 @@
 #include "store/planes.h"
 
 /**
- * Checksums of the tensors of the base (in_base): of each the sum (store/block_sum.h) of the bytes of the file that it
+ * Checksums of the tensors of the base (in_base): of each the sum (base/block_sum.h) of the bytes of the file that it
  * is made of. These are its own bytes, if the file has them in the order of the tensor; for a packed one its pieces,
  * one after the other; for one in another order its expert's share of the stored tensor, or all of that.
  */

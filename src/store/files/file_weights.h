@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/block_sum.h"
 #include "base/err.h"
-#include "store/block_sum.h"
 #include "store/files/file_target.h"
 #include "store/io/io.h"
 #include "store/planes.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "store/block_sum.h"
+#include "base/block_sum.h"
 
 #include <xxhash.h>
 
@@ -60,6 +60,8 @@ static void end_block(struct mt_summer *s)
 
 void mt_summer_add(struct mt_summer *s, const void *data, size_t bytes)
 {
+    if (!s)
+        return;
     if (s->plain)
         XXH3_64bits_update(s->plain, data, bytes);
     for (size_t at = 0, n; at < bytes; at += n) {

@@ -36,5 +36,6 @@ uint64_t mt_summer_plain(const struct mt_summer *s);
 /** Accepts an all-zero struct. */
 void mt_summer_finish(struct mt_summer *s);
 void mt_summer_begin(struct mt_summer *s);
+/** s NULL: the bytes are not summed. */
 void mt_summer_add(struct mt_summer *s, const void *data, size_t bytes);
 uint64_t mt_summer_end(struct mt_summer *s);
