@@ -53,7 +53,7 @@ static int read_master(void *ctx, const struct mt_values *v, void *dst, struct m
     struct exporter *x = ctx;
     char name[160];
     if (mt_json_get(x->named, v->t->name))
-        return mt_stored_read_f32(&x->base, v->t, v->first, v->n, dst, err);
+        return mt_stored_read_f32(&x->base, mt_stored_source(&x->base, v->t), v->t, v->first, v->n, dst, err);
     snprintf(name, sizeof(name), "%s.master", mt_stored_as_shared(x->layout, v->t, x->share).name);
     for (size_t s = 0; s < x->n_states; s++) {
         const struct mt_st_tensor *master = mt_st_find(&x->states[s], name);

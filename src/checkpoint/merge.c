@@ -263,8 +263,9 @@ static int read_factor(struct mt_merge *m, int which, size_t at, size_t n, float
 {
     const struct mt_tensor *t = mt_unit_tensor_at(m->layout, m->now->unit, at);
     const struct mt_fused_tensor *all = t->adapter->whole;
+    struct mt_stored_reader *r = &m->factors[which][all && all->usual[1]];
     *to = mt_calloc(n, sizeof(float));
-    int rc = *to ? mt_stored_read_f32(&m->factors[which][all && all->usual[1]], t, at - t->first, n, *to, err)
+    int rc = *to ? mt_stored_read_f32(r, mt_stored_source(r, t), t, at - t->first, n, *to, err)
                  : mt_fail_nomem(err, t->name, n * sizeof(float));
     if (!rc)
         keep_hi(m, *to, n);

@@ -436,28 +436,24 @@ static int load_share(struct mt_stored_reader *r, const struct mt_st_tensor *src
     return 0;
 }
 
-int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_tensor *t, size_t first, size_t n, float *dst,
-                       struct mt_err *err)
+const struct mt_st_tensor *mt_stored_source(const struct mt_stored_reader *r, const struct mt_tensor *t)
 {
-    const char *name = r->l->stored[t->place.stored].name;
-    const struct mt_st_tensor *src = mt_stored_find(r->st, name);
+    return mt_stored_find(r->st, r->l->stored[t->place.stored].name);
+}
+
+int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_st_tensor *src, const struct mt_tensor *t,
+                       size_t first, size_t n, float *dst, struct mt_err *err)
+{
     if (!src)
-        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%.200s\" is missing", r->st->files[0].path, name);
-    if (mt_stored_is_in_order(t)) {
-        if (r->summer && first == 0)
-            mt_summer_begin(r->summer);
+        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%.200s\" is missing", r->st->files[0].path,
+                       r->l->stored[t->place.stored].name);
+    if (mt_stored_is_in_order(t))
         return mt_st_read_f32_summed(r->st, src, t->place.first + first, n, dst, r->summer, err);
-    }
     int rc = load_share(r, src, t, err);
     const struct mt_values v = {.t = t, .first = first, .n = n, .size = sizeof(*dst)};
     if (!rc)
         copy_elements(&v, (char *)dst, (char *)r->share, r->share_at, false);
     return rc;
-}
-
-uint64_t mt_stored_sum(struct mt_stored_reader *r, const struct mt_tensor *t)
-{
-    return mt_stored_is_in_order(t) ? mt_summer_end(r->summer) : r->share_sum;
 }
 
 struct mt_st_decl mt_stored_decl(const struct mt_stored *s)

@@ -29,20 +29,18 @@ int mt_stored_place(struct mt_layout *l, struct mt_err *err);
 struct mt_stored_reader {
     const struct mt_layout *l;
     const struct mt_st_model *st;
-    struct mt_summer *summer; /* sums what is read; borrowed; NULL: nothing does */
+    struct mt_summer *summer; /* sums what is read; borrowed, and begun by the caller; NULL: nothing does */
     float *share; /* of one expert, in the order of the file */
     size_t share_of, share_at, share_n, share_cap; /* stored tensor, its first element; n 0: none */
     uint64_t share_sum;
 };
 void mt_stored_reader_finish(struct mt_stored_reader *r);
-/** Elements [first, first + n) of tensor t as f32. */
-int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_tensor *t, size_t first, size_t n, float *dst,
-                       struct mt_err *err);
-/**
- * The checksum of the file's bytes that tensor t was made of; t was just read completely, in order. It covers t's own
- * bytes if the file has them in the order of the tensor, else those of its expert's share of the stored tensor.
- */
-uint64_t mt_stored_sum(struct mt_stored_reader *r, const struct mt_tensor *t);
+/** The file's tensor that has t; NULL: there is none. */
+const struct mt_st_tensor *mt_stored_source(const struct mt_stored_reader *r, const struct mt_tensor *t);
+/** Elements [first, first + n) of tensor t, which `src` has, as f32; NULL is refused. What the file has in the order of
+ * the tensor is given to the summer; else its expert's share is summed from begin to end, when it is read: share_sum. */
+int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_st_tensor *src, const struct mt_tensor *t,
+                       size_t first, size_t n, float *dst, struct mt_err *err);
 /** Does the file have the tensor's elements end to end, in its own order? */
 bool mt_stored_is_in_order(const struct mt_tensor *t);
 /** Elements of its expert's share of the stored tensor, in which it lies; all of that, if it is not fused. */

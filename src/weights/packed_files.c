@@ -165,8 +165,6 @@ int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *
     MT_FREED char *buf = malloc(size);
     if (!buf)
         return mt_fail_nomem(err, t->name, size);
-    if (summer)
-        mt_summer_begin(summer);
     if (src->format != t->packed || src->scale != t->scale)
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" is packed in a different format than before",
                      st->files[src->codes->file].path, src->codes->name);
@@ -196,7 +194,5 @@ int mt_packed_file_read(struct mt_packed_matrix *out, const struct mt_st_model *
     struct file f = {st, src, &of, summer};
     of.packed = src->format;
     of.scale = src->scale;
-    if (summer)
-        mt_summer_begin(summer);
     return mt_packed_matrix_read(out, &of, read_whole, &f, err);
 }

@@ -43,7 +43,7 @@ bool mt_packed_is_bias(const struct mt_st_model *st, const struct mt_st_tensor *
 
 /**
  * Copies the source of a tensor that stays packed, of the same format, to its place in the planes.
- * summer: begun here, and given all bytes that the planes get, piece by piece (mt_packed_pieces()); NULL: not wanted.
+ * summer: given all bytes that the planes get, piece by piece (mt_packed_pieces()); NULL: not wanted.
  */
 int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_tensor *t,
                    mt_plane_set *planes, struct mt_summer *summer, struct mt_err *err);
@@ -53,7 +53,7 @@ int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *
 bool mt_packed_is_finite(enum mt_packed f, enum mt_scale scale, enum mt_piece piece, size_t at, const char *data,
                          size_t n);
 
-/** Reads a packed tensor whole. summer: begun here and given what is read, of MXFP4 as by mt_packed_copy(); NULL: not
- * wanted. Finish it also after an error. */
+/** Reads a packed tensor whole. summer: given what is read, of MXFP4 as by mt_packed_copy(); NULL: not wanted.
+ * Finish it also after an error. */
 int mt_packed_file_read(struct mt_packed_matrix *out, const struct mt_st_model *st, const struct mt_packed_source *src,
                         const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err);

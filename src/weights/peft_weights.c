@@ -40,7 +40,7 @@ static int load_tensor(struct mt_stored_reader *r, const struct mt_tensor *t, mt
     int rc = find_tensor(&src, st, r->l, t, err);
     for (size_t at = 0; at < t->n && !rc; at += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, t->n - at);
-        rc = t->adapter ? mt_stored_read_f32(r, t, at, n, buf, err) : mt_st_read_f32(st, src, at, n, buf, err);
+        rc = t->adapter ? mt_stored_read_f32(r, src, t, at, n, buf, err) : mt_st_read_f32(st, src, at, n, buf, err);
         rc = rc ?: mt_sources_check_finite(st->files[0].path, src->name, at, buf, n, err)
                 ?: mt_tensor_write_masters(planes, t, at, n, buf, err);
     }

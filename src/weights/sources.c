@@ -52,7 +52,7 @@ int mt_sources_read_f32(struct mt_sources *s, const struct mt_tensor *t, size_t 
     bool again = s->plain.summer && first == 0; /* it is to be summed */
     int rc = 0;
     if (!src->format)
-        return mt_stored_read_f32(&s->plain, t, first, n, dst, err);
+        return mt_stored_read_f32(&s->plain, src->codes, t, first, n, dst, err);
     if (s->decoded != t || again) {
         forget(s);
         s->decoded = t;
@@ -63,11 +63,6 @@ int mt_sources_read_f32(struct mt_sources *s, const struct mt_tensor *t, size_t 
     else
         mt_packed_matrix_values(&s->packed, first, n, dst);
     return rc;
-}
-
-uint64_t mt_sources_sum(struct mt_sources *s, const struct mt_tensor *t)
-{
-    return s->of[t - s->l->tensors].format ? mt_summer_end(s->plain.summer) : mt_stored_sum(&s->plain, t);
 }
 
 int mt_sources_check_finite(const char *where, const char *tensor, size_t at, const float *x, size_t n,

@@ -23,11 +23,10 @@ int mt_sources_find(struct mt_sources *s, const struct mt_layout *l, struct mt_e
 void mt_sources_close(struct mt_sources *s);
 /** The same, but for the files. */
 void mt_sources_forget(struct mt_sources *s);
-/** Elements [first, first + n) of a tensor as f32, whatever form the files have it in. */
+/** Elements [first, first + n) of a tensor as f32, whatever form the files have it in. The caller begins the sum before
+ * the first of them. */
 int mt_sources_read_f32(struct mt_sources *s, const struct mt_tensor *t, size_t first, size_t n, float *dst,
                         struct mt_err *err);
-/** The checksum (struct mt_base_sums) of tensor t, which was just read completely, in order. */
-uint64_t mt_sources_sum(struct mt_sources *s, const struct mt_tensor *t);
 /** Refuses weights of which hi would not be finite: of elements from `at` on of a tensor in `where`, a file or folder. */
 int mt_sources_check_finite(const char *where, const char *tensor, size_t at, const float *x, size_t n,
                             struct mt_err *err);

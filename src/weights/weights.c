@@ -58,6 +58,8 @@ struct loader {
 
 static int read_piece(struct loader *l, const struct mt_tensor *t, size_t at, size_t n, float *buf, struct mt_err *err)
 {
+    if (!at)
+        mt_summer_begin(&l->summer);
     int rc = l->stop && atomic_load(l->stop) ? -ECANCELED : mt_sources_read_f32(&l->sources, t, at, n, buf, err);
     return rc ?: mt_sources_check_finite(l->dir, t->name, at, buf, n, err);
 }
@@ -114,14 +116,16 @@ static int load_tensor(struct loader *l, const struct mt_tensor *t, uint64_t *su
         return 0;
     take_source(l, t);
     if (t->kind == MT_RANGE_PACKED && l->src->format) {
+        mt_summer_begin(&l->summer);
         rc = mt_packed_copy(&l->sources.st, l->src, t, l->planes, &l->summer, err);
-        *sum = mt_summer_end(&l->summer);
-        return rc;
+    } else {
+        rc = load_values(l, t, err);
     }
-    rc = load_values(l, t, err);
-    if (!rc)
-        *sum = mt_sources_sum(&l->sources, t);
-    return rc;
+    if (rc)
+        return rc;
+    bool share = !l->src->format && !mt_stored_is_in_order(t);
+    *sum = share ? l->sources.plain.share_sum : mt_summer_end(&l->summer);
+    return 0;
 }
 
 /* Finish it in any case. */
