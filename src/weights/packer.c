@@ -11,7 +11,6 @@
 #include "base/pool.h"
 #include "base/pack.h"
 #include "model/packing.h"
-#include "model/ranges.h"
 
 enum { NOTE_MADE = 256, PIECE = 1 << 20 };
 
@@ -52,8 +51,6 @@ static void job_main(void *ctx, size_t i, int thread)
 size_t mt_packer_piece(const struct mt_tensor *t, size_t about)
 {
     size_t band = MT_FP8_BLOCK * (size_t)t->shape[1]; /* whole blocks of every format */
-    if (t->kind != MT_RANGE_PACKED)
-        return about;
     return MT_MAX(about / band, (size_t)1) * band;
 }
 
@@ -65,10 +62,7 @@ int mt_packer_create(struct mt_packer **out, const struct mt_tensor *t, mt_plane
     int threads = n_threads ? n_threads : (int)MT_MIN(MT_MAX(cpus, 1), 64);
     if (!p)
         return mt_fail_nomem(err, t->name, sizeof(*p));
-    *p = (struct mt_packer){.t = t, .planes = planes};
     *out = p;
-    if (t->kind != MT_RANGE_PACKED)
-        return 0;
     *p = (struct mt_packer){.t = t, .planes = planes, .cost = cost, .rows = (size_t)t->shape[0],
                             .cols = (size_t)t->shape[1], .piece = mt_packer_piece(t, PIECE),
                             .factor = mt_pack_nvfp4_factor(largest)};
@@ -125,8 +119,6 @@ int mt_packer_write(struct mt_packer *p, const float *w, size_t n, struct mt_err
 {
     size_t at = p->done;
     p->done += n;
-    if (p->t->kind != MT_RANGE_PACKED)
-        return mt_tensor_write_masters(p->planes, p->t, at, n, w, err);
     enum mt_packed f = p->t->packed;
     struct job j = {p, w, n / p->cols, mt_packed_n_scales(f, at / p->cols, p->cols)};
     size_t bytes = mt_packed_code_bytes(f, j.rows, p->cols);
@@ -183,7 +175,7 @@ static int write_scales(struct mt_packer *p, struct mt_err *err)
 int mt_packer_finish(struct mt_packer **packer, int rc, struct mt_err *err)
 {
     struct mt_packer *p = *packer;
-    if (!rc && p->t->kind == MT_RANGE_PACKED)
+    if (!rc)
         rc = write_scales(p, err);
     mt_pool_destroy(&p->pool);
     free(p->codes);

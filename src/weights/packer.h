@@ -4,7 +4,7 @@
 #include "model/layout.h"
 #include "store/planes.h"
 
-/* Writing a tensor's weights to its planes from f32: as masters, or packed, and the error of that. */
+/* Packing a tensor's weights from f32 into its plane, and the error of that. */
 
 /** The error of packing: sums of squares of the differences and of the weights, by kind of tensor ("mlp.up_proj"). */
 enum { MT_PACKING_KINDS = 32 };
@@ -18,13 +18,13 @@ struct mt_packing_cost {
 /** Writes "self_attn.q_proj 9.1%, ...", the relative L2 errors, to buf. */
 const char *mt_packing_cost_format(const struct mt_packing_cost *c, char *buf, size_t len);
 
-/** Writes a tensor to its planes from its weights in f32, given in order: packs it, if it is packed there. */
+/** Packs a tensor of kind MT_RANGE_PACKED from its weights in f32, given in order. */
 struct mt_packer;
 /** largest: for NVFP4, the largest magnitude of the weights, and of those that share its factor. cost: receives the
  * error of packing; NULL: not wanted. */
 int mt_packer_create(struct mt_packer **out, const struct mt_tensor *t, mt_plane_set *planes, float largest,
                      int n_threads, struct mt_packing_cost *cost, struct mt_err *err);
-/** The next n elements; packed: whole rows, for FP8 a multiple of 128 rows, except at the end. */
+/** The next n elements: whole rows, for FP8 a multiple of 128 rows, except at the end. */
 int mt_packer_write(struct mt_packer *p, const float *w, size_t n, struct mt_err *err);
 /** Writes what depends on all weights, unless rc, the caller's result so far, is an error; destroys the packer in any
  * case. Returns rc or the error of its own writes. */

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "base/pool.h"
+#include "model/ranges.h"
 #include "weights/packer.h"
 #include "weights/weights.h"
 
@@ -44,8 +45,9 @@ static void fill_block(void *ctx, size_t i, int)
 static int init_tensor(const struct mt_layout *l, const struct mt_tensor *t, mt_plane_set *planes, uint64_t seed,
                        mt_pool *pool, struct mt_err *err)
 {
-    struct mt_packer *packer;
-    size_t piece = MT_MIN(mt_packer_piece(t, PIECE), t->n);
+    bool packs = t->kind == MT_RANGE_PACKED;
+    struct mt_packer *packer = NULL;
+    size_t piece = MT_MIN(packs ? mt_packer_piece(t, PIECE) : PIECE, t->n);
     MT_FREED float *buf = mt_alloc_aligned(piece * sizeof(*buf));
     struct random_job j = {.t = t,
                            .seed = seed,
@@ -53,16 +55,15 @@ static int init_tensor(const struct mt_layout *l, const struct mt_tensor *t, mt_
                            .std = (float)l->cfg.initializer_range,
                            .constant = t->start,
                            .dst = buf};
-    int rc = buf ? mt_packer_create(&packer, t, planes, 8 * j.std, mt_pool_n_threads(pool), NULL, err)
-                 : mt_fail_nomem(err, t->name, piece * sizeof(*buf));
-    if (rc)
-        return rc;
+    int rc = buf ? 0 : mt_fail_nomem(err, t->name, piece * sizeof(*buf));
+    if (!rc && packs)
+        rc = mt_packer_create(&packer, t, planes, 8 * j.std, mt_pool_n_threads(pool), NULL, err);
     for (j.at = 0; j.at < t->n && !rc; j.at += j.n) {
         j.n = MT_MIN(piece, t->n - j.at);
         mt_pool_run(pool, fill_block, &j, mt_div_up(j.n, BLOCK));
-        rc = mt_packer_write(packer, buf, j.n, err);
+        rc = packer ? mt_packer_write(packer, buf, j.n, err) : mt_tensor_write_masters(planes, t, j.at, j.n, buf, err);
     }
-    return mt_packer_finish(&packer, rc, err);
+    return packer ? mt_packer_finish(&packer, rc, err) : rc;
 }
 
 int mt_weights_init_random(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed,

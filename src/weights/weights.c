@@ -86,19 +86,20 @@ static int find_largest(struct loader *l, const struct mt_tensor *t, struct mt_e
 /* Reads a tensor as f32 and writes it to the planes, packed if it is there. */
 static int load_values(struct loader *l, const struct mt_tensor *t, struct mt_err *err)
 {
+    bool packs = t->kind == MT_RANGE_PACKED;
     struct mt_packer *p = NULL;
-    size_t piece = MT_MIN(mt_packer_piece(t, PIECE), t->n);
+    size_t piece = MT_MIN(packs ? mt_packer_piece(t, PIECE) : PIECE, t->n);
     MT_FREED float *buf = mt_alloc_aligned(piece * sizeof(*buf));
     int rc = buf ? 0 : mt_fail_nomem(err, t->name, piece * sizeof(*buf));
-    if (!rc && l->planes && t->kind == MT_RANGE_PACKED && t->packed == MT_PACKED_NVFP4)
+    if (!rc && l->planes && packs && t->packed == MT_PACKED_NVFP4)
         rc = find_largest(l, t, err);
-    if (!rc && l->planes)
+    if (!rc && l->planes && packs)
         rc = mt_packer_create(&p, t, l->planes, l->largest, 0, l->cost, err);
     for (size_t at = 0; at < t->n && !rc; at += piece) {
         size_t n = MT_MIN(piece, t->n - at);
         rc = read_piece(l, t, at, n, buf, err);
-        if (!rc && p)
-            rc = mt_packer_write(p, buf, n, err);
+        if (!rc && l->planes)
+            rc = p ? mt_packer_write(p, buf, n, err) : mt_tensor_write_masters(l->planes, t, at, n, buf, err);
     }
     return p ? mt_packer_finish(&p, rc, err) : rc;
 }
