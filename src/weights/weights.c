@@ -58,19 +58,20 @@ struct loader {
 
 static int read_piece(struct loader *l, const struct mt_tensor *t, size_t at, size_t n, float *buf, struct mt_err *err)
 {
-    if (!at)
-        mt_summer_begin(&l->summer);
     int rc = l->stop && atomic_load(l->stop) ? -ECANCELED : mt_sources_read_f32(&l->sources, t, at, n, buf, err);
     return rc ?: mt_sources_check_finite(l->dir, t->name, at, buf, n, err);
 }
 
-/* The largest magnitude of a matrix and of those that must have its factor, in a first pass; once for all of them. */
+/* Before a matrix is packed as NVFP4: the largest magnitude of it and of those that must have its factor, in a first
+ * pass; once for all of them. */
 static int find_largest(struct loader *l, const struct mt_tensor *t, struct mt_err *err)
 {
-    if (l->measured && mt_packing_share_factor(l->l, l->measured, t))
+    bool packs = l->planes && t->kind == MT_RANGE_PACKED && t->packed == MT_PACKED_NVFP4 && !l->src->format;
+    if (!packs || (l->measured && mt_packing_share_factor(l->l, l->measured, t)))
         return 0;
     MT_FREED float *buf = NULL;
     int rc = MT_NEW(&buf, PIECE, t->name, err);
+    mt_summer_begin(&l->summer);
     l->measured = t;
     l->largest = 0;
     for (const struct mt_tensor *of = l->l->tensors; of < l->l->tensors + l->l->n_tensors && !rc; of++)
@@ -91,8 +92,6 @@ static int load_values(struct loader *l, const struct mt_tensor *t, struct mt_er
     size_t piece = MT_MIN(packs ? mt_packer_piece(t, PIECE) : PIECE, t->n);
     MT_FREED float *buf = mt_alloc_aligned(piece * sizeof(*buf));
     int rc = buf ? 0 : mt_fail_nomem(err, t->name, piece * sizeof(*buf));
-    if (!rc && l->planes && packs && t->packed == MT_PACKED_NVFP4)
-        rc = find_largest(l, t, err);
     if (!rc && l->planes && packs)
         rc = mt_packer_create(&p, t, l->planes, l->largest, 0, l->cost, err);
     for (size_t at = 0; at < t->n && !rc; at += piece) {
@@ -112,21 +111,17 @@ static void take_source(struct loader *l, const struct mt_tensor *t)
 /* *sum: checksum of the bytes that it is made of (struct mt_base_sums). */
 static int load_tensor(struct loader *l, const struct mt_tensor *t, uint64_t *sum, struct mt_err *err)
 {
-    int rc = 0;
     if (t->adapter)
         return 0;
     take_source(l, t);
-    if (t->kind == MT_RANGE_PACKED && l->src->format) {
-        mt_summer_begin(&l->summer);
-        rc = mt_packed_copy(&l->sources.st, l->src, t, l->planes, &l->summer, err);
-    } else {
-        rc = load_values(l, t, err);
-    }
-    if (rc)
-        return rc;
-    bool share = !l->src->format && !mt_stored_is_in_order(t);
-    *sum = share ? l->sources.plain.share_sum : mt_summer_end(&l->summer);
-    return 0;
+    bool as_it_is = t->kind == MT_RANGE_PACKED && l->src->format, share = !l->src->format && !mt_stored_is_in_order(t);
+    int rc = find_largest(l, t, err);
+    mt_summer_begin(&l->summer);
+    rc = rc ?: as_it_is ? mt_packed_copy(&l->sources.st, l->src, t, l->planes, &l->summer, err)
+                        : load_values(l, t, err);
+    if (!rc)
+        *sum = share ? l->sources.plain.share_sum : mt_summer_end(&l->summer);
+    return rc;
 }
 
 /* Finish it in any case. */
