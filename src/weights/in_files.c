@@ -251,24 +251,18 @@ static int add_plain(struct list *v, const struct mt_tensor *t, struct mt_err *e
 }
 
 /* The scales' offset, which files have only in a text. */
-static int add_offset(struct list *v, struct mt_file_part *p, const struct mt_tensor *t,
-                      const struct mt_packed_source *src, struct mt_err *err)
+static void add_offset(struct list *v, struct mt_file_part *p, const struct mt_tensor *t, float offset)
 {
-    float offset;
-    int rc = mt_packed_read_offset(&v->sources->st, src, t, &offset, err);
     struct mt_file_piece *q = &v->piece[v->n_pieces++];
     *q = (struct mt_file_piece){.file = -1, .bytes = sizeof(offset), .at = {mt_packed_piece_at(t, MT_PIECE_OFFSET)}};
-    if (!rc)
-        memcpy(&q->offset, &offset, sizeof(offset));
+    memcpy(&q->offset, &offset, sizeof(offset));
     p->n_pieces++;
-    return rc;
 }
 
 static int add_packed(struct list *v, const struct mt_tensor *t, struct mt_err *err)
 {
     struct mt_packed_piece piece[MT_MAX_PIECES];
     const struct mt_packed_source *src = &v->sources->of[t - v->l->tensors];
-    int rc = 0;
     if (src->format != t->packed || src->scale != t->scale || src->wider_scales)
         return fail_other(t, err);
     size_t lanes = MT_MAX(src->rows.step, (size_t)1), lane = src->rows.first % lanes;
@@ -295,8 +289,8 @@ static int add_packed(struct list *v, const struct mt_tensor *t, struct mt_err *
         join_last(v, t);
     v->form[v->n - 1].kind[n] = MT_PIECE_OFFSET;
     if (t->scale == MT_SCALE_NESTED)
-        rc = add_offset(v, p, t, src, err);
-    return rc;
+        add_offset(v, p, t, src->offset);
+    return 0;
 }
 
 static int list_parts(struct list *v, const mt_plane_bits *in_files, struct mt_err *err)

@@ -160,7 +160,6 @@ int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *
     const struct file f = {st, src, t, summer};
     struct mt_packed_piece p[MT_MAX_PIECES];
     int n = mt_packed_pieces(p, t), rc = 0;
-    float offset = 0;
     size_t size = MT_MAX((size_t)PIECE, src->turned ? p[0].bytes : (size_t)t->shape[1]);
     MT_FREED char *buf = malloc(size);
     if (!buf)
@@ -170,21 +169,21 @@ int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *
                      st->files[src->codes->file].path, src->codes->name);
     for (int i = 0; i < n && !rc; i++)
         rc = copy_piece(&f, t, &p[i], planes, buf, err);
-    if (!rc && src->note && src->format == MT_PACKED_NF4)
-        rc = mt_packed_read_offset(st, src, t, &offset, err);
     if (!rc && t->scale == MT_SCALE_NESTED)
-        rc = write_plane(planes, t, mt_packed_piece_at(t, MT_PIECE_OFFSET), sizeof(offset), &offset, err);
+        rc = write_plane(planes, t, mt_packed_piece_at(t, MT_PIECE_OFFSET), sizeof(src->offset), &src->offset, err);
     return rc;
 }
 
 /* --- as f32 ---------------------------------------------------------------------------------------- */
 
-static int read_whole(void *ctx, const struct mt_tensor *t, const struct mt_packed_piece *p, void *dst,
+static int read_whole(void *ctx, const struct mt_tensor *, const struct mt_packed_piece *p, void *dst,
                       struct mt_err *err)
 {
     const struct file *f = ctx;
-    return p->kind == MT_PIECE_OFFSET ? mt_packed_read_offset(f->st, f->src, t, dst, err)
-                                      : read_summed(f, p, 0, p->bytes, dst, err);
+    if (p->kind != MT_PIECE_OFFSET)
+        return read_summed(f, p, 0, p->bytes, dst, err);
+    memcpy(dst, &f->src->offset, p->bytes);
+    return 0;
 }
 
 int mt_packed_file_read(struct mt_packed_matrix *out, const struct mt_st_model *st, const struct mt_packed_source *src,

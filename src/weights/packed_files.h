@@ -16,6 +16,7 @@ struct mt_packed_source {
     bool wider_scales;     /* FP8: planes have F32 where the file has F16 */
     enum mt_turned turned; /* int4: planes have all pieces in another order, so each is read whole */
     uint32_t to_zeros;     /* and that is added to the words of its zero points */
+    float offset;          /* of nested scales */
     struct mt_packed_rows rows, scale_rows; /* of codes, and of scales */
     union { /* NULL: the files have none */
         const struct mt_st_tensor *piece[MT_N_PIECES];
@@ -33,9 +34,6 @@ int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, c
 struct mt_packed_rows mt_packed_rows_in(const struct mt_packed_source *src, const struct mt_packed_piece *p);
 /** The tensor of the files that holds the piece; NULL: none of its size. */
 const struct mt_st_tensor *mt_packed_piece_in(const struct mt_packed_source *src, const struct mt_packed_piece *p);
-/** Checks NF4's quant_state, and reads the offset of nested scales. */
-int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_source *s, const struct mt_tensor *t,
-                          float *offset, struct mt_err *err);
 /** Is this the name of a piece of a packed tensor? */
 bool mt_packed_is_piece(const char *name);
 /** Is it a bias that GPTQ's files have beside codes, whether the layer has one or not? Zeros, where it has none. */

@@ -76,8 +76,8 @@ static bool is_like(const struct mt_st_tensor *t, enum mt_st_dtype dtype, size_t
 }
 
 /* bitsandbytes' quant_state, a JSON text: block sizes, shape, the nested scales' offset. */
-int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_source *s, const struct mt_tensor *t,
-                          float *offset, struct mt_err *err)
+static int read_note(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
+                     struct mt_err *err)
 {
     char text[NOTE_MAX + 1];
     MT_JSON_FREED cJSON *o = NULL;
@@ -97,7 +97,7 @@ int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_s
         rc = bad(err, st, s->note, "must have blocks of 64 weights, and of 256 scales if these are packed, too");
     else if (nested && !isfinite(mt_json_number(o, "nested_offset", NAN)))
         rc = bad(err, st, s->note, "has no nested_offset");
-    *offset = nested && !rc ? (float)mt_json_number(o, "nested_offset", NAN) : 0;
+    s->offset = nested && !rc ? (float)mt_json_number(o, "nested_offset", NAN) : 0;
     return rc;
 }
 
@@ -106,7 +106,7 @@ static int find_nf4(struct mt_packed_source *s, const struct mt_st_model *st, co
 {
     const char *name = s->codes->name;
     size_t scales = mt_packed_n_scales(MT_PACKED_NF4, (size_t)t->shape[0], (size_t)t->shape[1]);
-    float have[16], offset;
+    float have[16];
     s->values = beside(st, name, ".quant_map");
     s->note = beside(st, name, ".quant_state.bitsandbytes__nf4");
     s->scales = beside(st, name, ".absmax");
@@ -133,7 +133,7 @@ static int find_nf4(struct mt_packed_source *s, const struct mt_st_model *st, co
         same &= mt_f32_bits(have[i]) == mt_f32_bits(mt_nf4_values[i]);
     if (!rc && !same)
         rc = bad(err, st, s->values, "holds other values than NF4's");
-    return rc ? rc : mt_packed_read_offset(st, s, t, &offset, err);
+    return rc ?: read_note(s, st, t, err);
 }
 
 /* A matrix in FP8, which may be one of the experts' in a tensor: [experts, parts * rows, cols]. */
