@@ -52,6 +52,6 @@ bool mt_packed_is_finite(enum mt_packed f, enum mt_scale scale, enum mt_piece pi
                          size_t n);
 
 /** Reads a packed tensor whole. summer: given what is read, of MXFP4 as by mt_packed_copy(); NULL: not wanted.
- * Finish it also after an error. */
+ * *out as for mt_packed_matrix_read(). */
 int mt_packed_file_read(struct mt_packed_matrix *out, const struct mt_st_model *st, const struct mt_packed_source *src,
                         const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err);

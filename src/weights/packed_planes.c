@@ -27,6 +27,7 @@ int mt_packed_matrix_read(struct mt_packed_matrix *out, const struct mt_tensor *
 {
     struct mt_packed_piece p[MT_MAX_PIECES + 1];
     void *piece[MT_N_PIECES] = {NULL};
+    mt_packed_matrix_finish(out);
     int n = mt_packed_pieces(p, t), rc = 0;
     size_t n_scales = mt_packed_n_scales(t->packed, (size_t)t->shape[0], (size_t)t->shape[1]);
     if (t->scale == MT_SCALE_NESTED)

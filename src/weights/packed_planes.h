@@ -17,7 +17,7 @@ struct mt_packed_matrix {
 /** Reads a piece whole, also the offset of nested scales. */
 typedef int (*mt_packed_read)(void *ctx, const struct mt_tensor *t, const struct mt_packed_piece *p, void *dst,
                               struct mt_err *err);
-/** Finish it also after an error. */
+/** What *out had is finished first: it begins as zeros. Finish it also after an error. */
 int mt_packed_matrix_read(struct mt_packed_matrix *out, const struct mt_tensor *t, mt_packed_read read, void *ctx,
                           struct mt_err *err);
 /** The same of planes. */

@@ -24,16 +24,9 @@ int mt_sources_open(struct mt_sources *out, const struct mt_layout *l, const cha
     return mt_st_open_dir(&out->st, dir, err) ?: mt_sources_find(out, l, err);
 }
 
-/* Forgets the codes of the tensor that was decoded last. */
-static void forget(struct mt_sources *s)
-{
-    mt_packed_matrix_finish(&s->packed);
-    s->decoded = NULL;
-}
-
 void mt_sources_forget(struct mt_sources *s)
 {
-    forget(s);
+    mt_packed_matrix_finish(&s->packed);
     mt_stored_reader_finish(&s->plain);
     free(s->of);
     s->of = NULL;
@@ -54,13 +47,10 @@ int mt_sources_read_f32(struct mt_sources *s, const struct mt_tensor *t, size_t 
     if (!src->format)
         return mt_stored_read_f32(&s->plain, src->codes, t, first, n, dst, err);
     if (s->decoded != t || again) {
-        forget(s);
-        s->decoded = t;
         rc = mt_packed_file_read(&s->packed, &s->st, src, t, s->plain.summer, err);
+        s->decoded = rc ? NULL : t;
     }
-    if (rc)
-        forget(s);
-    else
+    if (!rc)
         mt_packed_matrix_values(&s->packed, first, n, dst);
     return rc;
 }

@@ -40,7 +40,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static float x[130 * 64];
     struct mt_st_model st;
     struct mt_packed_source src = {.codes = NULL};
-    struct mt_packed_matrix m;
+    struct mt_packed_matrix m = {.codes = NULL};
     struct mt_err err = {0};
     if (!size || mt_st_open_file(&st, fuzz_file(data + 1, size - 1), NULL))
         return 0;

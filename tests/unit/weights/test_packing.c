@@ -72,7 +72,7 @@ TEST(files_are_read_as_their_reference_code_does)
     for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
         struct mt_tensor t = matrix(i);
         struct mt_packed_source src;
-        struct mt_packed_matrix m;
+        struct mt_packed_matrix m = {.codes = NULL};
         float *got = mt_calloc(t.n, sizeof(*got));
         MUST(mt_packed_find, &src, &st, NULL, &t);
         assert_int_equal(src.format, cases[i].format);
