@@ -11,7 +11,7 @@
 #include "device/merge_job.h"
 #include "model/packing.h"
 #include "model/ranges.h"
-#include "weights/packed_planes.h"
+#include "weights/packed_files.h"
 
 /* A matrix, its adapter, and what becomes of it; in host memory. */
 struct merging {

@@ -10,7 +10,7 @@
 #include "base/philox.h"
 #include "model/ranges.h"
 #include "model/stored.h"
-#include "weights/packed_planes.h"
+#include "weights/packed_files.h"
 #include "weights/peft.h"
 
 enum { PIECE = 1 << 16, ROWS = 256 }; /* elements; rows of magnitudes */

@@ -4,10 +4,9 @@
 #include "hf/safetensors.h"
 #include "model/packing.h"
 #include "store/planes.h"
-#include "weights/packed_planes.h"
 #include "weights/turned.h"
 
-/* Packed tensors of files: finding, copying, reading as f32. */
+/* Packed tensors of files: finding, copying, reading as f32, which is also done of planes. */
 
 /** How a tensor lies in a file. */
 struct mt_packed_source {
@@ -51,7 +50,27 @@ int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *
 bool mt_packed_is_finite(enum mt_packed f, enum mt_scale scale, enum mt_piece piece, size_t at, const char *data,
                          size_t n);
 
-/** Reads a packed tensor whole. summer: given what is read, of MXFP4 as by mt_packed_copy(); NULL: not wanted.
- * *out as for mt_packed_matrix_read(). */
+/** A packed tensor, read whole into host memory: from files, or from the planes for what is computed once, before
+ * training. Begins as zeros; finish it also after an error. */
+struct mt_packed_matrix {
+    enum mt_packed format;
+    size_t cols;
+    uint8_t *codes; /* owned */
+    float *scales;  /* owned; all of them, as f32 */
+    float factor;   /* that is part of E4M3 ones */
+    uint32_t *zeros; /* owned; NULL: it has no zero points */
+};
+/** Reads a packed tensor; what *out had is finished first. summer: given what is read, of MXFP4 as by mt_packed_copy();
+ * NULL: not wanted. */
 int mt_packed_file_read(struct mt_packed_matrix *out, const struct mt_st_model *st, const struct mt_packed_source *src,
                         const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err);
+/** The same of planes. */
+int mt_packed_plane_read(struct mt_packed_matrix *out, mt_plane_set *planes, const struct mt_tensor *t,
+                         struct mt_err *err);
+/** Elements [first, first + n) of a tensor in planes as f32. m keeps it if it is packed. */
+int mt_packed_plane_values(struct mt_packed_matrix *m, mt_plane_set *planes, const struct mt_tensor *t, size_t first,
+                           size_t n, float *dst, struct mt_err *err);
+/** Decodes elements [first, first + n) of the tensor. */
+void mt_packed_matrix_values(const struct mt_packed_matrix *p, size_t first, size_t n, float *dst);
+/** Accepts one of zeros. */
+void mt_packed_matrix_finish(struct mt_packed_matrix *p);

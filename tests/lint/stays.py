@@ -22,7 +22,10 @@ SHARE = {"load_share"}
 AS_IT_IS = {"mt_packed_copy"}
 DECODING = {"mt_packed_file_read", "mt_packed_matrix_values"}
 PACKING = {"find_largest", "mt_packer_piece", "mt_packer_create", "mt_packer_write", "mt_packer_finish"}
-RARE = {"round_24bit", "read_turned", "mt_st_read_f32"}  # masters of 24 bits; GPTQ's and AWQ's order; scales in F16
+RARE = {"round_24bit",      # masters of 24 bits
+        "read_turned",      # GPTQ's and AWQ's order
+        "mt_st_read_f32",   # scales in F16
+        "mt_planes_read"}   # a packed tensor of planes
 WAYS = {  # and what it does not go through
     "plain": AS_IT_IS | DECODING | PACKING | SHARE | RARE,
     "fused, or in another order": AS_IT_IS | DECODING | PACKING | RARE,
