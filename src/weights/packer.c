@@ -11,10 +11,11 @@
 #include "base/pool.h"
 #include "base/pack.h"
 #include "model/packing.h"
+#include "model/ranges.h"
 
 enum { NOTE_MADE = 256, PIECE = 1 << 20 };
 
-struct mt_packer {
+struct packer {
     const struct mt_tensor *t;
     mt_plane_set *planes;
     mt_pool *pool;
@@ -23,18 +24,18 @@ struct mt_packer {
     uint8_t *codes;  /* of a piece */
     float *scales;   /* of the tensor */
     float *back;     /* a piece, decoded again */
-    size_t rows, cols, done, piece; /* elements */
+    size_t rows, cols; /* of the tensor */
 };
 
 /* Bytes of a piece from `skip` on. */
-static int write_piece(const struct mt_packer *p, enum mt_piece kind, size_t skip, size_t n, const void *src,
+static int write_piece(const struct packer *p, enum mt_piece kind, size_t skip, size_t n, const void *src,
                        struct mt_err *err)
 {
     return mt_planes_write(p->planes, p->t->unit, MT_PLANE_PACKED, mt_packed_piece_at(p->t, kind) + skip, n, src, err);
 }
 
 struct job {
-    struct mt_packer *p;
+    struct packer *p;
     const float *w;
     size_t rows, scale_at;
 };
@@ -42,39 +43,10 @@ struct job {
 static void job_main(void *ctx, size_t i, int thread)
 {
     const struct job *j = ctx;
-    struct mt_packer *p = j->p;
+    struct packer *p = j->p;
     (void)thread;
     const struct mt_pack of = {p->t->packed, p->factor, j->rows, p->cols};
     mt_pack_job(&of, j->w, i, p->codes, p->scales + j->scale_at);
-}
-
-size_t mt_packer_piece(const struct mt_tensor *t, size_t about)
-{
-    size_t band = MT_FP8_BLOCK * (size_t)t->shape[1]; /* whole blocks of every format */
-    return MT_MAX(about / band, (size_t)1) * band;
-}
-
-int mt_packer_create(struct mt_packer **out, const struct mt_tensor *t, mt_plane_set *planes, float largest,
-                     int n_threads, struct mt_packing_cost *cost, struct mt_err *err)
-{
-    struct mt_packer *p = mt_calloc(1, sizeof(*p));
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    int threads = n_threads ? n_threads : (int)MT_MIN(MT_MAX(cpus, 1), 64);
-    if (!p)
-        return mt_fail_nomem(err, t->name, sizeof(*p));
-    *out = p;
-    *p = (struct mt_packer){.t = t, .planes = planes, .cost = cost, .rows = (size_t)t->shape[0],
-                            .cols = (size_t)t->shape[1], .piece = mt_packer_piece(t, PIECE),
-                            .factor = mt_pack_nvfp4_factor(largest)};
-    p->codes = mt_calloc(p->piece, 1);
-    p->back = mt_calloc(p->piece, sizeof(float));
-    p->scales = mt_calloc(mt_packed_n_scales(t->packed, p->rows, p->cols), sizeof(float));
-    int rc = p->codes && p->back && p->scales
-                 ? mt_pool_create(&p->pool, &(struct mt_pool_params){"pack", threads, NULL, NULL}, err)
-                 : mt_fail_nomem(err, t->name, p->piece * sizeof(float));
-    if (rc)
-        mt_packer_finish(out, rc, NULL);
-    return rc;
 }
 
 /* "mlp.up_proj" of "model.layers.3.mlp.up_proj.weight", also without the number of an expert. */
@@ -94,7 +66,7 @@ static void kind_of(char *kind, size_t len, const char *name)
     kind[at] = 0;
 }
 
-static void add_cost(struct mt_packer *p, const float *w, size_t n)
+static void add_cost(struct packer *p, const float *w, size_t n)
 {
     char kind[64];
     double lost = 0, all = 0;
@@ -115,10 +87,9 @@ static void add_cost(struct mt_packer *p, const float *w, size_t n)
     p->cost->of[i].all += all;
 }
 
-int mt_packer_write(struct mt_packer *p, const float *w, size_t n, struct mt_err *err)
+/* Elements [at, at + n): whole rows, but for the end whole blocks. */
+static int pack(struct packer *p, const float *w, size_t at, size_t n, struct mt_err *err)
 {
-    size_t at = p->done;
-    p->done += n;
     enum mt_packed f = p->t->packed;
     struct job j = {p, w, n / p->cols, mt_packed_n_scales(f, at / p->cols, p->cols)};
     size_t bytes = mt_packed_code_bytes(f, j.rows, p->cols);
@@ -130,7 +101,7 @@ int mt_packer_write(struct mt_packer *p, const float *w, size_t n, struct mt_err
 }
 
 /* NF4's scales, nested, and the tensors that bitsandbytes stores with them. */
-static int write_nf4(struct mt_packer *p, size_t n, struct mt_err *err)
+static int write_nf4(struct packer *p, size_t n, struct mt_err *err)
 {
     const struct mt_tensor *t = p->t;
     size_t groups = mt_div_up(n, MT_NF4_NESTED);
@@ -157,7 +128,7 @@ static int write_nf4(struct mt_packer *p, size_t n, struct mt_err *err)
     return rc;
 }
 
-static int write_scales(struct mt_packer *p, struct mt_err *err)
+static int write_scales(struct packer *p, struct mt_err *err)
 {
     enum mt_packed f = p->t->packed;
     size_t n = mt_packed_n_scales(f, p->rows, p->cols);
@@ -172,18 +143,52 @@ static int write_scales(struct mt_packer *p, struct mt_err *err)
     return rc ?: write_piece(p, MT_PIECE_SCALES, 0, n * mt_scale_size(p->t->scale), p->scales, err);
 }
 
-int mt_packer_finish(struct mt_packer **packer, int rc, struct mt_err *err)
+/* piece: elements that are packed at once. Finish it in any case. */
+static int begin(struct packer *p, const struct mt_filling *f, size_t piece, struct mt_err *err)
 {
-    struct mt_packer *p = *packer;
-    if (!rc)
-        rc = write_scales(p, err);
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    int threads = f->n_threads ? f->n_threads : (int)MT_MIN(MT_MAX(cpus, 1), 64);
+    p->rows = (size_t)p->t->shape[0];
+    p->cols = (size_t)p->t->shape[1];
+    p->cost = f->cost;
+    p->factor = mt_pack_nvfp4_factor(f->largest);
+    p->codes = mt_calloc(piece, 1);
+    p->back = mt_calloc(piece, sizeof(float));
+    p->scales = mt_calloc(mt_packed_n_scales(p->t->packed, p->rows, p->cols), sizeof(float));
+    return p->codes && p->back && p->scales
+               ? mt_pool_create(&p->pool, &(struct mt_pool_params){"pack", threads, NULL, NULL}, err)
+               : mt_fail_nomem(err, p->t->name, piece * sizeof(float));
+}
+
+static void finish(struct packer *p)
+{
     mt_pool_destroy(&p->pool);
     free(p->codes);
     free(p->back);
     free(p->scales);
-    free(p);
-    *packer = NULL;
-    return rc;
+}
+
+/* How many elements to read at once; packed: whole blocks of every format. */
+static size_t piece_of(const struct mt_tensor *t)
+{
+    size_t band = t->kind == MT_RANGE_PACKED ? MT_FP8_BLOCK * (size_t)t->shape[1] : 1;
+    return MT_MIN(MT_MAX(PIECE / band, (size_t)1) * band, t->n);
+}
+
+int mt_tensor_fill(mt_plane_set *planes, const struct mt_tensor *t, const struct mt_filling *f, struct mt_err *err)
+{
+    MT_CLOSED_BY(finish) struct packer p = {.t = t, .planes = planes};
+    bool packs = planes && t->kind == MT_RANGE_PACKED;
+    size_t piece = piece_of(t);
+    MT_FREED float *w = mt_alloc_aligned(piece * sizeof(*w));
+    int rc = !w ? mt_fail_nomem(err, t->name, piece * sizeof(*w)) : packs ? begin(&p, f, piece, err) : 0;
+    for (size_t at = 0; at < t->n && !rc; at += piece) {
+        size_t n = MT_MIN(piece, t->n - at);
+        rc = f->read(f->ctx, t, at, n, w, err);
+        if (!rc && planes)
+            rc = packs ? pack(&p, w, at, n, err) : mt_tensor_write_masters(planes, t, at, n, w, err);
+    }
+    return rc || !packs ? rc : write_scales(&p, err);
 }
 
 const char *mt_packing_cost_format(const struct mt_packing_cost *c, char *buf, size_t len)

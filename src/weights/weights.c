@@ -56,8 +56,9 @@ struct loader {
     float largest;
 };
 
-static int read_piece(struct loader *l, const struct mt_tensor *t, size_t at, size_t n, float *buf, struct mt_err *err)
+static int read_piece(void *ctx, const struct mt_tensor *t, size_t at, size_t n, float *buf, struct mt_err *err)
 {
+    struct loader *l = ctx;
     int rc = l->stop && atomic_load(l->stop) ? -ECANCELED : mt_sources_read_f32(&l->sources, t, at, n, buf, err);
     return rc ?: mt_sources_check_finite(l->dir, t->name, at, buf, n, err);
 }
@@ -84,25 +85,6 @@ static int find_largest(struct loader *l, const struct mt_tensor *t, struct mt_e
     return rc;
 }
 
-/* Reads a tensor as f32 and writes it to the planes, packed if it is there. */
-static int load_values(struct loader *l, const struct mt_tensor *t, struct mt_err *err)
-{
-    bool packs = t->kind == MT_RANGE_PACKED;
-    struct mt_packer *p = NULL;
-    size_t piece = MT_MIN(packs ? mt_packer_piece(t, PIECE) : PIECE, t->n);
-    MT_FREED float *buf = mt_alloc_aligned(piece * sizeof(*buf));
-    int rc = buf ? 0 : mt_fail_nomem(err, t->name, piece * sizeof(*buf));
-    if (!rc && l->planes && packs)
-        rc = mt_packer_create(&p, t, l->planes, l->largest, 0, l->cost, err);
-    for (size_t at = 0; at < t->n && !rc; at += piece) {
-        size_t n = MT_MIN(piece, t->n - at);
-        rc = read_piece(l, t, at, n, buf, err);
-        if (!rc && l->planes)
-            rc = p ? mt_packer_write(p, buf, n, err) : mt_tensor_write_masters(l->planes, t, at, n, buf, err);
-    }
-    return p ? mt_packer_finish(&p, rc, err) : rc;
-}
-
 static void take_source(struct loader *l, const struct mt_tensor *t)
 {
     l->src = &l->sources.of[t - l->l->tensors];
@@ -116,9 +98,10 @@ static int load_tensor(struct loader *l, const struct mt_tensor *t, uint64_t *su
     take_source(l, t);
     bool as_it_is = t->kind == MT_RANGE_PACKED && l->src->format, share = !l->src->format && !mt_stored_is_in_order(t);
     int rc = find_largest(l, t, err);
+    const struct mt_filling f = {.read = read_piece, .ctx = l, .largest = l->largest, .cost = l->cost};
     mt_summer_begin(&l->summer);
     rc = rc ?: as_it_is ? mt_packed_copy(&l->sources.st, l->src, t, l->planes, &l->summer, err)
-                        : load_values(l, t, err);
+                        : mt_tensor_fill(l->planes, t, &f, err);
     if (!rc)
         *sum = share ? l->sources.plain.share_sum : mt_summer_end(&l->summer);
     return rc;

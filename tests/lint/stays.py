@@ -15,13 +15,14 @@ MOST = 20
 BEGIN, END = ("src/weights/weights", "load_tensor"), {"mt_pread_all", "mt_planes_write"}
 HELPERS = {f"src/base/{name}" for name in ("err", "json", "log", "mem", "pool", "strbuf", "thread")}
 DEFINED = re.compile(r"^(?!typedef|__)(?:static )?(?:inline )?\w[\w *]*?\b(\w+)\(([^;{}]*)\)\s*\{(.*?)^\}", re.M | re.S)
+UNSEEN = re.compile(STRING.pattern + r"|MT_CLOSED_BY\(\w+\)")
 POINTER = re.compile(r"(?!(?:const )?struct mt_err\b)[^,]*\*")
 
 PLAIN = {"mt_stored_read_f32", "mt_stored_is_in_order"}
 SHARE = {"load_share"}
 AS_IT_IS = {"mt_packed_copy"}
 DECODING = {"mt_packed_file_read", "mt_packed_matrix_values"}
-PACKING = {"find_largest", "mt_packer_piece", "mt_packer_create", "mt_packer_write", "mt_packer_finish"}
+PACKING = {"find_largest", "begin", "pack", "write_scales"}
 RARE = {"round_24bit",      # masters of 24 bits
         "read_turned",      # GPTQ's and AWQ's order
         "mt_st_read_f32",   # scales in F16
@@ -30,14 +31,14 @@ WAYS = {  # and what it does not go through
     "plain": AS_IT_IS | DECODING | PACKING | SHARE | RARE,
     "fused, or in another order": AS_IT_IS | DECODING | PACKING | RARE,
     "plain, and packed now": AS_IT_IS | DECODING | SHARE | RARE | {"find_largest", "mt_tensor_write_masters"},
-    "packed": {"load_values", "find_largest"} | PLAIN | RARE,
+    "packed": {"mt_tensor_fill", "read_piece", "find_largest"} | PLAIN | RARE,
     "packed, and decoded now": AS_IT_IS | PACKING | PLAIN | RARE,
 }
 
 
 def read_functions(files):
     """{(file, function): (parameters, body)}"""
-    return {(name_of(path, files), name): (parameters, STRING.sub(" ", body))
+    return {(name_of(path, files), name): (parameters, UNSEEN.sub(" ", body))
             for path, text in files.items() for name, parameters, body in DEFINED.findall(text)}
 
 
