@@ -46,7 +46,7 @@ size_t mt_cuda_workspace(int capability, enum mt_dev_op op, const void *args);
 #ifdef MT_CUDA_SMALL_TILES /* for tests: few blocks, and few heads at a time */
 enum { MT_CUDA_DELTA_SLOTS = 3, MT_CUDA_DELTA_STATES = 1 << 15 };
 #else
-enum { MT_CUDA_DELTA_SLOTS = 128, MT_CUDA_DELTA_STATES = 1 << 29 };
+enum { MT_CUDA_DELTA_SLOTS = 192, MT_CUDA_DELTA_STATES = 1 << 29 };
 #endif
 
 /** The workspace's parts: a slot a block, at most MT_CUDA_DELTA_SLOTS of them, and for backward the states before

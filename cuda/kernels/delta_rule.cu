@@ -29,19 +29,19 @@ MT_DEVICE void carry(const struct mt_delta_rule &a, const struct mt_delta_kept &
     }
 }
 
-template <typename T> MT_DEVICE void keep(char *to, const struct mt_heads &h, size_t row)
+MT_DEVICE void keep(char *to, const struct mt_heads &h, enum mt_dtype type, size_t row)
 {
     MT_UNROLL(1)
     for (size_t i = threadIdx.x; i < h.n * h.dim; i += THREADS)
-        reinterpret_cast<T *>(to)[i] = static_cast<const T *>(h.p)[row * h.ld + i / h.dim * h.stride + i % h.dim];
+        store_any(to, i, type, load_any(h.p, row * h.ld + i / h.dim * h.stride + i % h.dim, type));
 }
 
 /* A block keeps the rows of a document's last chunk that is not whole. */
-template <typename T>
 static __global__ void __launch_bounds__(THREADS) delta_keep(struct mt_delta_rule a, struct mt_delta_kept at)
 {
     const struct mt_carried &c = a.carried;
     size_t doc = blockIdx.x, place = static_cast<size_t>(c.place[doc]) * c.ld_bytes, heads = a.v.n;
+    size_t element = a.dtype == MT_BF16 ? sizeof(bf16) : sizeof(float);
     size_t end = static_cast<size_t>(a.cu_seqlens[doc + 1]), n = end - static_cast<size_t>(a.cu_seqlens[doc]);
     size_t rows = (static_cast<size_t>(c.past[doc]) + n) % C, old = rows < n ? 0 : rows - n;
     char *to = static_cast<char *>(c.after) + place;
@@ -53,16 +53,16 @@ static __global__ void __launch_bounds__(THREADS) delta_keep(struct mt_delta_rul
     MT_UNROLL(1)
     for (size_t i = old; i < rows; i++) {
         size_t row = end - rows + i;
-        keep<T>(to + at.k + i * a.k.n * a.k.dim * sizeof(T), a.k, row);
-        keep<T>(to + at.v + i * heads * a.v.dim * sizeof(T), a.v, row);
         size_t scalars = i * heads * sizeof(float);
-        keep<float>(to + at.beta + scalars, {const_cast<float *>(a.beta), heads, heads, 1, heads}, row);
-        keep<float>(to + at.g + scalars, {const_cast<float *>(a.g), heads, heads, 1, heads}, row);
+        keep(to + at.k + i * a.k.n * a.k.dim * element, a.k, a.dtype, row);
+        keep(to + at.v + i * heads * a.v.dim * element, a.v, a.dtype, row);
+        keep(to + at.beta + scalars, {const_cast<float *>(a.beta), heads, heads, 1, heads}, MT_F32, row);
+        keep(to + at.g + scalars, {const_cast<float *>(a.g), heads, heads, 1, heads}, MT_F32, row);
     }
 }
 
-template <typename T>
-static __global__ void __launch_bounds__(THREADS) delta_forward(struct mt_delta_rule a, struct mt_cuda_delta_buffers b)
+static __global__ void __launch_bounds__(THREADS, 1)
+    delta_forward(struct mt_delta_rule a, struct mt_cuda_delta_buffers b)
 {
     __shared__ rows r;
     int heads = static_cast<int>(b.jobs.heads), one = b.wk * b.wv;
@@ -79,16 +79,16 @@ static __global__ void __launch_bounds__(THREADS) delta_forward(struct mt_delta_
             some = C - static_cast<size_t>(w.old);
             some = end - row < some ? end - row : some;
             int n = w.old + static_cast<int>(some), m = products_of(a, n);
-            load_keys<T>(w, r, a, row, own.key, n);
+            load_keys(w, r, a, row, own.key, n);
             MT_UNROLL(1)
             for (int i = 0; i < own.n; i++) {
                 float *s = w.state + i * one;
-                solve<T>(w, r, a, row, own.first + i, n, s);
+                solve(w, r, a, row, own.first + i, n, s);
                 scale_rows(w.t, w.q, r.decay, w.wk, m);
                 multiply<false>({m, w.wv, w.wk, w.t, w.wk, 1, s, w.wv, 1, w.d_o, w.wv, 1, nullptr, 0, 0});
                 multiply({m, w.wv, m, w.p, C, 1, w.vn, w.wv, 1, w.d_o, w.wv, 1, w.d_o, w.wv, 1});
-                add_skip<T>(a, own.first + i, w.d_o, w.v, m * w.wv);
-                store_rows<T>(w.d_o + w.old * w.wv, w.wv, a.o, row, own.first + i, n - w.old);
+                add_skip(a, own.first + i, w.d_o, w.v, m * w.wv);
+                store_rows(w.d_o + w.old * w.wv, w.wv, a.o, a.dtype, row, own.first + i, n - w.old);
                 if (!a.carried.after || n == C)
                     step_state(w, r, n, s, s, m);
             }
@@ -97,21 +97,13 @@ static __global__ void __launch_bounds__(THREADS) delta_forward(struct mt_delta_
     }
 }
 
-template <typename T>
-static cudaError_t run(const struct mt_delta_rule &a, dim3 grid, const struct mt_cuda_delta_buffers &b,
-                       cudaStream_t stream)
-{
-    cudaError_t rc = MT_LAUNCH(delta_forward<T>, grid, THREADS, 0, stream, a, b);
-    if (rc == cudaSuccess && a.carried.after)
-        rc = MT_LAUNCH(delta_keep<T>, grid_of(a.n_docs), THREADS, 0, stream, a, b.kept);
-    return rc;
-}
-
 cudaError_t mt_cuda_delta_rule(const struct mt_delta_rule *a, cudaStream_t stream)
 {
-    struct mt_cuda_delta_buffers b = mt_cuda_delta_buffers_of(a);
+    struct mt_cuda_delta_buffers b = apart(*a, mt_cuda_delta_buffers_of(a));
     struct mt_delta_rule args = *a;
     args.cu_seqlens_host = nullptr; /* kernels get no host memory */
-    dim3 grid = blocks_for(a->n_docs * b.n_jobs, b);
-    return a->dtype == MT_BF16 ? run<bf16>(args, grid, b, stream) : run<float>(args, grid, b, stream);
+    cudaError_t rc = MT_LAUNCH(delta_forward, blocks_for(a->n_docs * b.n_jobs, b), THREADS, 0, stream, args, b);
+    if (rc == cudaSuccess && a->carried.after)
+        rc = MT_LAUNCH(delta_keep, grid_of(a->n_docs), THREADS, 0, stream, args, b.kept);
+    return rc;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The gated delta rule, backward: a block takes a job (mt_delta_jobs()), and its value heads in order, so that their
- * sums in dq and dk have one order. It makes the states before the document's chunks again, then takes the chunks in
+ * sums in dq and dk have one order. The states before the document's chunks are made again, then it takes the chunks in
  * reverse. Some jobs are done at a time, whose states the workspace has room for. What several jobs of a key head have
  * in dq and dk is added last.
  */
@@ -38,14 +38,14 @@ MT_DEVICE void outputs_backward(const work &w, rows &r, bool plain, int n, const
         multiply<false>({C, wk, wv, w.yz, wide, 1, s, 1, wv, w.yz + wv, wide, -1, nullptr, 0, 0}); /* dW */
     multiply<false>({C, wk, wv, w.d_o, wv, 1, s, 1, wv, w.t, wk, 1, nullptr, 0, 0}); /* dO S^T */
     by_rows(n, [&](int i) {
-        double along = static_cast<double>(r.decay[i]) * warp_dot(w.q + i * wk, w.t + i * wk, wk);
+        double along = static_cast<double>(r.decay[i]) * value_of(warp_dot(w.q + i * wk, w.t + i * wk, wk));
         add_row(w.dq + i * wk, w.t + i * wk, r.decay[i], wk);
         if (first)
             r.dsum[i] = along;
     });
     multiply<false>({C, wk, wv, w.vn, wv, 1, ds, 1, wv, w.t, wk, 1, nullptr, 0, 0}); /* V' dS^T */
     by_rows(n, [&](int i) {
-        double along = static_cast<double>(r.end[i]) * warp_dot(w.k + i * wk, w.t + i * wk, wk);
+        double along = static_cast<double>(r.end[i]) * value_of(warp_dot(w.k + i * wk, w.t + i * wk, wk));
         add_row(w.dk + i * wk, w.t + i * wk, r.end[i], wk);
         if (first) {
             r.dsum[i] -= along;
@@ -54,7 +54,7 @@ MT_DEVICE void outputs_backward(const work &w, rows &r, bool plain, int n, const
     });
     by_rows(THREADS / WARP, [&](int i) {
         int some = wk * wv / static_cast<int>(THREADS / WARP);
-        double part = warp_dot(s + i * some, ds + i * some, some);
+        double part = value_of(warp_dot(s + i * some, ds + i * some, some));
         if (first)
             r.dbeta[i] = part;
     });
@@ -71,20 +71,17 @@ MT_DEVICE void outputs_backward(const work &w, rows &r, bool plain, int n, const
     __syncthreads();
 }
 
-/* (I + A)^T [Y | Z] = [dV' | dW]; a thread solves for its columns. */
+/* (I + A)^T [Y | Z] = [dV' | dW]. */
 MT_DEVICE void solve_transposed(const work &w, int n)
 {
     MT_UNROLL(1)
-    for (int c = static_cast<int>(threadIdx.x); c < w.wide; c += THREADS)
-        MT_UNROLL(1)
-        for (int i = n - 1; i >= 0; i--) {
-            float sum = 0;
-            MT_UNROLL(1)
-            for (int j = i + 1; j < n; j++)
-                sum = fmaf(w.a[j * C + i], w.yz[j * w.wide + c], sum);
-            w.yz[i * w.wide + c] -= sum;
-        }
-    __syncthreads();
+    for (int from = (n - 1) / BAND * BAND; from >= 0; from -= BAND) {
+        int next = from + BAND, rows = n < next ? n - from : BAND;
+        if (next < n)
+            multiply<false>({BAND, w.wide, n - next, w.a + next * C + from, 1, C, w.yz + next * w.wide, w.wide, 1, w.t,
+                             w.wide, 1, nullptr, 0, 0});
+        solve_band<true>(w, w.yz, from, rows, next < n, [&](int i, int c) { return w.yz[i * w.wide + c]; });
+    }
 }
 
 /* dA, masked to its triangle; dP becomes dP * X, dA N; their part of dG and dbeta. */
@@ -93,47 +90,46 @@ MT_DEVICE void scores_backward(const work &w, rows &r, bool plain, int n)
     if (!plain)
         multiply<false>({C, C, w.wide, w.yz, w.wide, 1, w.uw, 1, w.wide, w.da, C, -1, nullptr, 0, 0});
     by_rows(n, [&](int i) { /* row i and column i of M = dP * P + dA * A */
-        double m = 0, beta = 0;
+        pair m = {}, beta = {};
+        MT_UNROLL(1)
         for (int j = static_cast<int>(threadIdx.x) % WARP; j < n; j += WARP) {
             int at = i * C + j, across = j * C + i;
             if (j <= i)
-                m += static_cast<double>(w.dp[at]) * static_cast<double>(w.p[at]);
+                m = plus_product(m, w.dp[at], w.p[at]);
             if (j >= i)
-                m -= static_cast<double>(w.dp[across]) * static_cast<double>(w.p[across]);
+                m = plus_product(m, -w.dp[across], w.p[across]);
             if (!plain && j < i) {
-                m += static_cast<double>(w.da[at]) * static_cast<double>(w.a[at]);
-                beta += static_cast<double>(w.da[at]) * static_cast<double>(w.kk[at] * w.x[at]);
+                m = plus_product(m, w.da[at], w.a[at]);
+                beta = plus_product(beta, w.da[at], w.kk[at] * w.x[at]);
             }
             if (!plain && j > i)
-                m -= static_cast<double>(w.da[across]) * static_cast<double>(w.a[across]);
+                m = plus_product(m, -w.da[across], w.a[across]);
         }
         m = warp_total(m);
         beta = warp_total(beta);
         if (threadIdx.x % WARP == 0) {
-            r.dsum[i] += m;
-            r.dbeta[i] = beta;
+            r.dsum[i] += value_of(m);
+            r.dbeta[i] = value_of(beta);
         }
     });
-    MT_UNROLL(1)
-    for (int at = static_cast<int>(threadIdx.x); at < C * C; at += THREADS) {
-        int i = at / C, j = at % C; /* X and beta are 0 after the last row */
-        w.dp[at] = w.dp[at] * w.x[at];
-        if (!plain)
-            w.da[at] = j < i ? r.beta[i] * w.da[at] * w.x[at] : 0.0f;
-    }
-    __syncthreads();
+    for_all(C * C, [&](int at) { return w.dp[at] * w.x[at]; }, [&](int at, float v) { w.dp[at] = v; });
+    auto of = [&](int at) { /* X and beta are 0 after the last row */
+        return at % C < at / C ? r.beta[at / C] * w.da[at] * w.x[at] : 0.0f;
+    };
+    if (!plain)
+        for_all(C * C, of, [&](int at, float v) { w.da[at] = v; });
 }
 
 /* dv, dbeta and dg of a value head. */
-template <typename T>
 MT_DEVICE void store_head(const work &w, rows &r, const struct mt_delta_rule_bwd &b, size_t row, size_t h, int n)
 {
     by_rows(n, [&](int i) {
         const float *y = w.yz + i * w.wide, *z = y + w.wv, *v = w.v + i * w.wv;
-        double beta = warp_dot(y, v, w.wv), skip = b.fwd.skip ? warp_dot(w.d_o + i * w.wv, v, w.wv) : 0.0;
+        double beta = value_of(warp_dot(y, v, w.wv));
+        float skip = b.fwd.skip ? value_of<float>(warp_dot(w.d_o + i * w.wv, v, w.wv)) : 0.0f;
         size_t at = (row + i) * b.fwd.v.n + h;
         if (!b.fwd.plain) {
-            double along = warp_dot(z, w.k + i * w.wk, w.wk) * static_cast<double>(r.decay[i]);
+            double along = value_of(warp_dot(z, w.k + i * w.wk, w.wk)) * static_cast<double>(r.decay[i]);
             beta += along;
             add_row(w.dk + i * w.wk, z, r.decay[i] * r.beta[i], w.wk);
             if (threadIdx.x % WARP == 0)
@@ -142,7 +138,7 @@ MT_DEVICE void store_head(const work &w, rows &r, const struct mt_delta_rule_bwd
         if (threadIdx.x % WARP == 0) {
             b.dbeta[at] = static_cast<float>(r.dbeta[i] + beta);
             if (b.fwd.skip)
-                b.dskip[at] = static_cast<float>(skip);
+                b.dskip[at] = skip;
         }
     });
     MT_UNROLL(1)
@@ -157,18 +153,17 @@ MT_DEVICE void store_head(const work &w, rows &r, const struct mt_delta_rule_bwd
         }
     }
     __syncthreads();
-    add_skip<T>(b.fwd, h, w.t, w.d_o, n * w.wv);
-    store_rows<T>(w.t, w.wv, b.dv, row, h, n);
+    add_skip(b.fwd, h, w.t, w.d_o, n * w.wv);
+    store_rows(w.t, w.wv, b.dv, b.fwd.dtype, row, h, n);
 }
 
-template <typename T>
 MT_DEVICE void backward_head(const work &w, rows &r, const struct mt_delta_rule_bwd &b,
                              size_t row, size_t h, int n, const float *s, float *ds)
 {
     int wk = w.wk, wv = w.wv, wide = w.wide;
     bool plain = b.fwd.plain;
-    solve<T>(w, r, b.fwd, row, h, n, s);
-    load_rows<T>(w.d_o, wv, b.d_o, row, h, n);
+    solve(w, r, b.fwd, row, h, n, s);
+    load_rows(w.d_o, wv, b.d_o, b.fwd.dtype, row, h, n);
     outputs_backward(w, r, plain, n, s, ds);
     scale_rows(w.t, w.q, r.decay, wk);
     multiply({wk, wv, C, w.t, 1, wk, w.d_o, wv, 1, ds, wv, 1, ds, wv, r.decay[n - 1]});
@@ -183,14 +178,14 @@ MT_DEVICE void backward_head(const work &w, rows &r, const struct mt_delta_rule_
         multiply({C, wk, C, w.da, C, 1, w.k, wk, 1, w.dk, wk, 1, w.dk, wk, 1});
         multiply({C, wk, C, w.da, 1, C, w.k, wk, 1, w.dk, wk, 1, w.dk, wk, 1});
     }
-    store_head<T>(w, r, b, row, h, n);
+    store_head(w, r, b, row, h, n);
 }
 
 /* Through x = r x': d' = r (d - x (x . d)), where x is of unit length but for eps. */
 MT_DEVICE void normalise_backward(float *d, const float *x, const float *rstd, float scale, int n, int wide)
 {
     by_rows(n, [&](int i) {
-        float *di = d + i * wide, along = static_cast<float>(warp_dot(x + i * wide, di, wide)) / (scale * scale);
+        float *di = d + i * wide, along = value_of<float>(warp_dot(x + i * wide, di, wide)) / (scale * scale);
         MT_UNROLL(1)
         for (int c = static_cast<int>(threadIdx.x) % WARP; c < wide; c += WARP)
             di[c] = (di[c] - along * x[i * wide + c]) * (rstd[i] * scale);
@@ -206,20 +201,16 @@ MT_DEVICE float *state_before(const work &w, const struct mt_cuda_delta_buffers 
 }
 
 /* Rows of dq or dk: as they are, or if key heads have several jobs to the sums of this one. */
-template <typename T>
-MT_DEVICE void store_keys(const float *d, int wide, float *sums, const struct mt_heads &to,
+MT_DEVICE void store_keys(const float *d, int wide, float *sums, const struct mt_heads &to, enum mt_dtype type,
                           size_t row, size_t head, int n)
 {
-    if (!sums) {
-        store_rows<T>(d, wide, to, row, head, n);
-        return;
-    }
-    struct mt_heads own = {sums, to.n * to.dim, to.dim, to.n, to.dim};
-    store_rows<float>(d, wide, own, row, head, n);
+    struct mt_heads own = to;
+    if (sums)
+        own = {sums, to.n * to.dim, to.dim, to.n, to.dim};
+    store_rows(d, wide, own, sums ? MT_F32 : type, row, head, n);
 }
 
 /* dq and dk of a chunk of a job. */
-template <typename T>
 MT_DEVICE void finish_keys(const work &w, rows &r, const struct mt_delta_rule_bwd &b,
                            const struct mt_cuda_delta_buffers &u, const part &own, size_t row,
                            int n)
@@ -232,21 +223,57 @@ MT_DEVICE void finish_keys(const work &w, rows &r, const struct mt_delta_rule_bw
         normalise_backward(w.dq, w.q, r.rq, a.scale, n, w.wk);
         normalise_backward(w.dk, w.k, r.rk, 1.0f, n, w.wk);
     }
-    store_keys<T>(w.dq, w.wk, u.dq ? u.dq + at : nullptr, b.dq, row, own.key, n);
-    store_keys<T>(w.dk, w.wk, u.dk ? u.dk + at : nullptr, b.dk, row, own.key, n);
+    store_keys(w.dq, w.wk, u.dq ? u.dq + at : nullptr, b.dq, a.dtype, row, own.key, n);
+    store_keys(w.dk, w.wk, u.dk ? u.dk + at : nullptr, b.dk, a.dtype, row, own.key, n);
 }
 
-template <typename T>
-static __global__ void __launch_bounds__(THREADS)
+/* A slot of the workspace; its pointers would be too many registers. */
+MT_DEVICE void take_slot(work *w, const struct mt_cuda_delta_buffers &u)
+{
+    if (threadIdx.x == 0)
+        *w = work_of(u.slots + blockIdx.x * u.slot_floats, u.wk, u.wv, static_cast<int>(u.jobs.heads));
+    __syncthreads();
+}
+
+/* The states before a document's chunks, but the first. */
+static __global__ void __launch_bounds__(THREADS, 1)
+    delta_states(struct mt_delta_rule a, struct mt_cuda_delta_buffers u, size_t first_job, size_t n_jobs)
+{
+    __shared__ rows r;
+    __shared__ work w;
+    int heads = static_cast<int>(u.jobs.heads), one = u.wk * u.wv;
+    take_slot(&w, u);
+    MT_UNROLL(1)
+    for (size_t job = blockIdx.x; job < a.n_docs * n_jobs; job += gridDim.x) {
+        size_t doc = job / n_jobs, place = job % n_jobs * u.jobs.heads;
+        part own = part_of(a, u, first_job + job % n_jobs);
+        size_t begin = static_cast<size_t>(a.cu_seqlens[doc]), end = static_cast<size_t>(a.cu_seqlens[doc + 1]);
+        clear(w.state, heads * one);
+        hand_over<false>(a, w, own, w.state, doc ? nullptr : a.handed.from);
+        MT_UNROLL(1)
+        for (size_t row = begin; row + C < end; row += C) {
+            load_keys(w, r, a, row, own.key, C);
+            MT_UNROLL(1)
+            for (int i = 0; i < own.n; i++) {
+                const float *s = state_before(w, u, begin, row, place + i, one);
+                solve(w, r, a, row, own.first + i, C, s);
+                step_state(w, r, C, s, state_before(w, u, begin, row + C, place + i, one));
+            }
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS, 1)
     delta_backward(struct mt_delta_rule_bwd b, struct mt_cuda_delta_buffers u, size_t first_job, size_t n_jobs)
 {
     __shared__ rows r;
+    __shared__ work w;
     const struct mt_delta_rule &a = b.fwd;
     int heads = static_cast<int>(u.jobs.heads), one = u.wk * u.wv;
-    work w = work_of(u.slots + blockIdx.x * u.slot_floats, u.wk, u.wv, heads);
+    take_slot(&w, u);
     MT_UNROLL(1)
     for (size_t job = blockIdx.x; job < a.n_docs * n_jobs; job += gridDim.x) {
-        size_t doc = job / n_jobs, place = job % n_jobs * heads;
+        size_t doc = job / n_jobs, place = job % n_jobs * u.jobs.heads;
         part own = part_of(a, u, first_job + job % n_jobs);
         size_t begin = static_cast<size_t>(a.cu_seqlens[doc]), end = static_cast<size_t>(a.cu_seqlens[doc + 1]);
         clear(w.state, heads * one);
@@ -254,35 +281,25 @@ static __global__ void __launch_bounds__(THREADS)
         hand_over<false>(a, w, own, w.state, doc ? nullptr : a.handed.from);
         hand_over<false>(a, w, own, w.ds, doc + 1 == a.n_docs ? b.handed.from : nullptr);
         MT_UNROLL(1)
-        for (size_t row = begin; row + C < end; row += C) {
-            load_keys<T>(w, r, a, row, own.key, C);
-            MT_UNROLL(1)
-            for (int i = 0; i < own.n; i++) {
-                const float *s = state_before(w, u, begin, row, place + i, one);
-                solve<T>(w, r, a, row, own.first + i, C, s);
-                step_state(w, r, C, s, state_before(w, u, begin, row + C, place + i, one));
-            }
-        }
-        MT_UNROLL(1)
         for (size_t chunk = (end - begin + C - 1) / C; chunk-- > 0;) {
             size_t row = begin + chunk * C;
             int n = end - row < C ? static_cast<int>(end - row) : C;
-            load_keys<T>(w, r, a, row, own.key, n);
+            load_keys(w, r, a, row, own.key, n);
             clear(w.dq, C * w.wk);
             clear(w.dk, C * w.wk);
             MT_UNROLL(1)
             for (int i = 0; i < own.n; i++)
-                backward_head<T>(w, r, b, row, own.first + i, n, state_before(w, u, begin, row, place + i, one),
-                                 w.ds + i * one);
-            finish_keys<T>(w, r, b, u, own, row, n);
+                backward_head(w, r, b, row, own.first + i, n, state_before(w, u, begin, row, place + i, one),
+                              w.ds + i * one);
+            finish_keys(w, r, b, u, own, row, n);
         }
         hand_over<true>(a, w, own, w.ds, doc ? nullptr : b.handed.to);
     }
 }
 
 /* An element of dq or dk: the sums of its jobs, in order. */
-template <typename T>
-static __global__ void __launch_bounds__(THREADS) add_jobs(const float *sums, size_t jobs, size_t n, struct mt_heads to)
+static __global__ void __launch_bounds__(THREADS)
+    add_jobs(const float *sums, size_t jobs, size_t n, struct mt_heads to, enum mt_dtype type)
 {
     size_t at = static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x, columns = to.n * to.dim;
     if (at >= n * columns)
@@ -292,33 +309,29 @@ static __global__ void __launch_bounds__(THREADS) add_jobs(const float *sums, si
     for (size_t i = 1; i < jobs; i++)
         sum += sums[i * n * columns + at];
     size_t row = at / columns, c = at % columns;
-    store(static_cast<T *>(to.p) + row * to.ld + c / to.dim * to.stride + c % to.dim, sum);
+    store_any(to.p, row * to.ld + c / to.dim * to.stride + c % to.dim, type, sum);
 }
 
 static cudaError_t add_all_jobs(const struct mt_delta_rule *a, const struct mt_cuda_delta_buffers &u, const float *sums,
                                 const struct mt_heads &to, cudaStream_t stream)
 {
     dim3 grid = grid_of(ceil_div(a->n * to.n * to.dim, THREADS));
-    if (a->dtype == MT_BF16)
-        return MT_LAUNCH(add_jobs<bf16>, grid, THREADS, 0, stream, sums, u.jobs.of_key, a->n, to);
-    return MT_LAUNCH(add_jobs<float>, grid, THREADS, 0, stream, sums, u.jobs.of_key, a->n, to);
+    return MT_LAUNCH(add_jobs, grid, THREADS, 0, stream, sums, u.jobs.of_key, a->n, to, a->dtype);
 }
 
 cudaError_t mt_cuda_delta_rule_bwd(const struct mt_delta_rule_bwd *b, cudaStream_t stream)
 {
     const struct mt_delta_rule *a = &b->fwd;
-    struct mt_cuda_delta_buffers u = mt_cuda_delta_buffers_of(a);
-    size_t some = u.group / u.jobs.heads;
+    struct mt_cuda_delta_buffers u = mt_cuda_delta_buffers_of(a), states = apart(*a, u);
+    size_t some = u.group / u.jobs.heads, each = states.n_jobs / u.n_jobs;
     struct mt_delta_rule_bwd args = *b;
     args.fwd.cu_seqlens_host = nullptr; /* kernels get no host memory */
     cudaError_t rc = cudaSuccess;
     for (size_t job = 0; job < u.n_jobs && rc == cudaSuccess; job += some) {
         size_t n = u.n_jobs - job < some ? u.n_jobs - job : some;
-        dim3 grid = blocks_for(a->n_docs * n, u);
-        if (a->dtype == MT_BF16)
-            rc = MT_LAUNCH(delta_backward<bf16>, grid, THREADS, 0, stream, args, u, job, n);
-        else
-            rc = MT_LAUNCH(delta_backward<float>, grid, THREADS, 0, stream, args, u, job, n);
+        rc = MT_LAUNCH(delta_states, blocks_for(a->n_docs * n * each, u), THREADS, 0, stream, args.fwd, states,
+                       job * each, n * each);
+        rc = MT_LAUNCH_NEXT(rc, delta_backward, blocks_for(a->n_docs * n, u), THREADS, 0, stream, args, u, job, n);
     }
     if (rc == cudaSuccess && u.dq)
         rc = add_all_jobs(a, u, u.dq, b->dq, stream);

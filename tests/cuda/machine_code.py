@@ -71,13 +71,9 @@ def read_ptx(paths):
     return found
 
 
-# As in kernel_resources.py: the delta rule's kernels are yet to be made of tiles.
-SIMPLE, MOST_LOCAL = re.compile(r"delta_(forward|backward)<"), 64
-
-
 def faults(name, arch, c, ptx):
     local = sum(n for k, n in c.items() if k[:3] in ("LDL", "STL"))
-    if local > (MOST_LOCAL if SIMPLE.match(name) else 0):
+    if local:
         yield f"{local} accesses to local memory"
     if not c["EXIT"]:
         yield "no end: this is not the machine code that is known here"
