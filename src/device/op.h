@@ -15,6 +15,7 @@ enum mt_op_bound {
     MT_BOUND_PACKED_PRODUCT, /* by codes */
     MT_BOUND_ATTENTION,
     MT_BOUND_ATTENTION_BWD,
+    MT_BOUND_DELTA,
 };
 
 /** What a dimension counts; examples take their sizes from a list by it. */

@@ -118,10 +118,10 @@ static void fill_delta_rule_bwd(mt_example *x, const struct mt_metered *shape, s
     b->dg = mt_example_write(x, MT_F32, a->n * a->v.n);
 }
 
-MT_OP_ROW(delta_rule, n, .bound = MT_BOUND_ATTENTION,
+MT_OP_ROW(delta_rule, n, .bound = MT_BOUND_DELTA,
           .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM, MT_SIZE_HEAD_DIM},
           .flags = {0, MT_METER_PLAIN});
 
-MT_OP_ROW(delta_rule_bwd, fwd.n, .bound = MT_BOUND_ATTENTION_BWD,
+MT_OP_ROW(delta_rule_bwd, fwd.n, .bound = MT_BOUND_DELTA,
           .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM, MT_SIZE_HEAD_DIM},
           .flags = {0, MT_METER_PLAIN});
