@@ -2,6 +2,7 @@
 """Bad input: each case must end with its exit code and say what is wrong, without touching anything."""
 import json
 import os
+import re
 import resource
 import shutil
 import struct
@@ -320,6 +321,45 @@ def option_cases(tmp, model, data):
     assert p.returncode == 2 and json.loads(p.stderr)["level"] == "error", p.stderr
 
 
+# The least value of options, where it is not 1, and not 0 as the help says
+LEAST = {"generate": 2, "size": 4096, "request": 4096, **dict.fromkeys(("data samples", "max-tokens", "top-p", "noise", "layer", "seconds"), 0)}
+
+
+def refusal(command, *args):
+    """What a command says of too many arguments, which is said last: that the options are good."""
+    p = subprocess.run([BINARY, command, *args, *(f"x{i}" for i in range(70))], capture_output=True, text=True)
+    assert p.returncode == 2, (command, args, p)
+    return p.stderr
+
+
+def option_table_cases():
+    """Each command's row and each option's, as the manual page has them."""
+    page = megatrain("help", "--man").stdout
+    commands, rest = re.search(r"\n\.SH COMMANDS\n(.*?)\n\.SH GLOBAL OPTIONS\n(.*?)\n\.SH ", page, re.S).groups()
+    option = re.compile(r"\.TP\n\.B (?:\\-(.), )?\\-\\-([a-z]+(?:-[a-z]+)*)(?: (\S+)|\[=[A-Za-z]+\])?\n(\w.*)[.)]")
+    assert page.replace("\n", "").isprintable(), "the manual page has bytes that are no text"
+    assert "".join(m[1] or "" for m in map(option.fullmatch, re.split(r"\n(?=\.TP)", rest))) == "hVqv", rest
+    for row in re.split(r"\n?\.SS ", commands)[1:]:
+        (name, _, synopsis), *rows = row.split("\n")[0].partition(" "), *re.split(r"\n(?=\.TP)", row)[1:]
+        found = [option.fullmatch(r) for r in rows]
+        assert all(m and not m[1] for m in found) and len({m[2] for m in found}) == len(found), (name, rows)
+        most = max(len([w for w in way.replace("[", "").split() if w[:2] != "--"]) for way in synopsis.split(" | "))
+        assert "..." in synopsis or f'"x{most}" is one argument too many' in refusal(name), (name, synopsis)
+        ends = [], []
+        for _, of, value, text in (m.groups() for m in found if re.fullmatch("[A-Z]+", m[3] or "")):
+            said = re.search(r"must be a (.*?),? (?:between (\S+) and (\S+)(?: bytes)?|of (\S+) or more), not", refusal(name, f"--{of}=x"))
+            if not said:  # text
+                continue
+            low, unit = float(said[2] or said[4]), "B" * ("size" in said[1])
+            least = LEAST.get(of, LEAST.get(f"{name} {of}", 0 if re.search(r"\b0\b", text.replace("0.", "")) else 1))
+            usual = re.search(r"\(([\d.]+)\)", text)
+            assert low == least and (not usual or low <= float(usual[1]) <= float(said[3] or "inf")), (name, of, said[0], text)
+            ends[0].append(f"--{of}={said[2] or said[4]}{unit}")
+            ends[1].append(f"--{of}={said[3] or 1 << 59}{unit}")
+        for given in ends:
+            assert "too many" in refusal(name, *given), (name, given, refusal(name, *given))
+
+
 def name_cases(tmp, model, data):
     """Folders that are called as something built in are do no harm."""
     d = os.path.join(tmp, "names")
@@ -425,6 +465,7 @@ with tempfile.TemporaryDirectory() as tmp:
     data_cases(tmp, model)
     machine_cases(tmp, model, data)
     option_cases(tmp, model, data)
+    option_table_cases()
     name_cases(tmp, model, data)
     padding_cases(tmp, model)
     checkpoint_cases(tmp, model, data)
