@@ -16,13 +16,15 @@ static const struct shape tiny = {64, 96, 4, 4, 2, 320}, small = {512, 1536, 8, 
                           mistral123b = {12288, 28672, 88, 96, 8, 32768},
                           llama405b = {16384, 53248, 126, 128, 8, 128256};
 
-static inline struct mt_layout *lay_out(const struct shape *s, bool halves)
+/** freeze: a tensor's name or pattern; NULL: all are trained. */
+static inline struct mt_layout *lay_out_but(const struct shape *s, bool halves, const char *freeze)
 {
     char json[1024];
     struct mt_hf_config cfg;
     struct mt_layout *l = NULL;
     struct mt_err err = {0};
-    const struct mt_layout_params p = {.decay_embeddings = true, .cut = halves ? mt_cut_half : mt_cut_layer};
+    const struct mt_layout_params p = {.decay_embeddings = true, .cut = halves ? mt_cut_half : mt_cut_layer,
+                                       .freeze = &freeze, .n_freeze = freeze != NULL};
     int n = snprintf(json, sizeof(json),
                      "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":%d,"
                      "\"intermediate_size\":%d,\"num_hidden_layers\":%d,\"num_attention_heads\":%d,"
@@ -34,6 +36,11 @@ static inline struct mt_layout *lay_out(const struct shape *s, bool halves)
         mt_layout_create(&l, &cfg, &p, &err))
         fail_msg("%s", err.msg);
     return l;
+}
+
+static inline struct mt_layout *lay_out(const struct shape *s, bool halves)
+{
+    return lay_out_but(s, halves, NULL);
 }
 
 static inline struct mt_layout *make_layout(const struct shape *s)

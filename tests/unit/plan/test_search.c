@@ -302,6 +302,31 @@ TEST(states_leave_the_host_in_reverse_order_of_need)
     assert_true(before > 0);
 }
 
+/* With updates under backward only the first blocks that train keep gradients: one, and as many more as wait. */
+TEST(as_many_blocks_keep_gradients_as_wait_for_forward)
+{
+    static const char *const freeze[] = {NULL, "model.embed_tokens.*"};
+    struct mt_machine m = make_machine(1, 8, 0);
+    for (size_t i = 0; i < 2 * MT_ARRAY_LEN(freeze); i++) {
+        MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = lay_out_but(&small, i % 2, freeze[i / 2]);
+        struct mt_plan_request r = make_request(l, &m, 128, 8);
+        r.numerics.clip = MT_CLIP_UNIT;
+        r.placement.update = MT_UPDATE_BACKWARD;
+        for (int pending = 0; pending < 4; pending++) {
+            MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
+            r.placement.update_pending = pending;
+            MUST(mt_plan_search, &c, &r);
+            int last = -1, n = 0; /* the block before, and how many train so far */
+            for (size_t u = 0; u < l->n_units; u++) {
+                const struct mt_unit *unit = &l->units[u];
+                n += unit->trainable && unit->block != last;
+                last = unit->trainable ? unit->block : last;
+                assert_int_equal(c.engine.planes[u].has >> MT_PLANE_GRAD & 1, unit->trainable && n <= 1 + pending);
+            }
+        }
+    }
+}
+
 static double product_seconds(const struct mt_machine *m, unsigned variant, unsigned flags, double rows, double cols,
                               double k)
 {
