@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -40,6 +41,39 @@ TEST(each_default_prints_and_parses_back)
         mt_str_append(&again, "", 0);
         assert_string_equal(once.p, again.p);
     }
+}
+
+static bool has_bounds(const struct mt_key *k)
+{
+    bool number = k->type == MT_KEY_REAL || k->type == MT_KEY_COUNT || k->type == MT_KEY_WHOLE || k->type == MT_KEY_AMOUNT ||
+                  k->type == MT_KEY_BYTES;
+    return number && k->min <= k->max && (!k->unsupported || strcmp(k->unsupported, "*"));
+}
+
+static bool takes(struct mt_config *c, const struct mt_key *k, double v)
+{
+    char text[64], why[256];
+    snprintf(text, sizeof(text), k->type == MT_KEY_REAL ? "%.17g" : k->type == MT_KEY_BYTES ? "%.0fB" : "%.0f", v);
+    return !mt_key_parse(c, k, text, why, sizeof(why));
+}
+
+TEST(bounds_are_taken_and_what_is_beyond_is_refused)
+{
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = NULL;
+    assert_int_equal(mt_config_load(&c, NULL, NULL, 0, NULL), 0);
+    size_t n = 0;
+    for (size_t i = 0; i < mt_n_keys(); i++) {
+        const struct mt_key *k = mt_key_at(i);
+        if (!has_bounds(k))
+            continue;
+        double least = k->type == MT_KEY_REAL ? 0 : 1; /* between two values */
+        double low = MT_MIN(k->min - least, nextafter(k->min, -INFINITY));
+        double high = MT_MAX(k->max + least, nextafter(k->max, INFINITY));
+        if (!takes(c, k, k->min) || !takes(c, k, k->max) || takes(c, k, low) || takes(c, k, high))
+            fail_msg("%s.%s is between %.17g and %.17g", k->section, k->name, k->min, k->max);
+        n++;
+    }
+    assert_true(n > 50);
 }
 
 TEST(each_choice_parses_or_is_said_to_be_missing)

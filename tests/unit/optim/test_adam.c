@@ -323,6 +323,22 @@ TEST(keys_that_are_auto_become_defaults)
     assert_non_null(strstr(err.msg, "optimizer.beta1 is set, but optimizer.type = none has no such key"));
 }
 
+/* A key that several optimizers have is read by the bounds of the first: the others' are the same, and hold their defaults. */
+TEST(defaults_are_within_the_bounds_that_optimizers_share)
+{
+    const struct mt_optimizer *o;
+    for (size_t i = 0; (o = mt_optimizer_at(i)); i++)
+        for (int k = 0; k < o->n_keys; k++) {
+            const struct mt_optimizer_key *own = &o->keys[k];
+            const struct mt_key *shared = &mt_optimizer_slot(mt_optimizer_slot_of(own->key.name))->key;
+            bool same = own->key.type == shared->type && own->key.min == shared->min && own->key.max == shared->max;
+            bool whole = shared->type == MT_KEY_REAL || own->def == floor(own->def);
+            if (!same || !whole || own->def < shared->min || own->def > shared->max)
+                fail_msg("optimizer.%s of %s: %g, %g to %g, not %g to %g", own->key.name, o->type, own->def, own->key.min,
+                         own->key.max, shared->min, shared->max);
+        }
+}
+
 TEST(clip_factor_is_norm_over_limit)
 {
     assert_true(mt_clip_factor(0.5, 1.0) == 1.0f);
