@@ -76,6 +76,32 @@ TEST(bounds_are_taken_and_what_is_beyond_is_refused)
     assert_true(n > 50);
 }
 
+/* Whether the help, or the default, says that a number may be 0. */
+static bool says_what_0_is(const struct mt_key *k)
+{
+    bool found = !*k->def || !strcmp(k->def, "0") || k->type == MT_KEY_AMOUNT;
+    for (const char *at = k->help; (at = strchr(at, '0')); at++)
+        found |= (at == k->help || strchr(" (", at[-1])) && strchr(" :,.;)", at[1]);
+    return found;
+}
+
+TEST(the_least_number_is_1_or_0_where_that_is_explained)
+{
+    static const struct {
+        const char *name;
+        double least;
+    } others[] = {{"seq_len", 2}, {"seed", 0}, {"by_tensor", 0}, {"update_pending", 0}, {"slots", 2}, {"keep_layers", 0},
+                  {"offload_layers", 0}, {"logits_chunk", 64}, {"logits_piece", 64}, {"shard_size", 10000}};
+    for (size_t i = 0; i < mt_n_keys(); i++) {
+        const struct mt_key *k = mt_key_at(i);
+        double least = says_what_0_is(k) ? 0 : 1;
+        for (size_t j = 0; j < MT_ARRAY_LEN(others); j++)
+            least = strcmp(others[j].name, k->name) ? least : others[j].least;
+        if (has_bounds(k) && (k->type == MT_KEY_REAL ? k->min >= 1 : k->min != least))
+            fail_msg("%s.%s: its least is %g", k->section, k->name, k->min);
+    }
+}
+
 TEST(each_choice_parses_or_is_said_to_be_missing)
 {
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = NULL;
