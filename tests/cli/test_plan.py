@@ -48,6 +48,30 @@ def answers_from_a_config_json_alone(tmp):
         assert abs(sum(p["seconds"] for p in r["phases"]) - r["step_seconds"]) < 0.01 * r["step_seconds"] + 0.01
 
 
+def blocks_take_the_mean_of_the_lowest_and_the_highest(tmp):
+    """Backward goes down to the block, so that times of blocks are on a straight line, of which some points are looked at."""
+    path = os.path.join(tmp, "blocks.json")
+    with open(path, "w") as out:
+        json.dump(config("llama", hidden_size=1024, intermediate_size=3072, num_hidden_layers=9, num_attention_heads=16,
+                         num_key_value_heads=8, vocab_size=4096, head_dim=64), out)
+    args = ("--model", path, "--machine", "rtx4090", "--nvme", "3GB/s", "--seq-len", 2048, "--tokens-per-step", "64Ki",
+            "--set", "train.block_steps=7", "--set")
+    low, high = (plan(*args, f"model.freeze=model.embed_tokens.*,model.norm.*,lm_head.*,model.layers.{other}.*")["step_seconds"]
+                 for other in ("[1-8]", "[0-7]"))
+    for n, order, home in ((9, "descending", "auto"), (9, "random", "auto"), (9, "ascending", "disk"), (2, "ascending", "auto"), (1, "random", "disk")):
+        own = *args, f"train.blocks={n}", "--set", f"train.block_order={order}", "--set", f"memory.states={home}"
+        said, text = plan(*own), megatrain("plan", *own).stdout
+        number = r"([\d.e+]+)"
+        mean, speed, disk, overlay, weights = map(float, re.search(
+            rf"Mean of all {n}: {number} s a step, {number} tokens/s, {number} GB written to drives a step\. "
+            rf"A switch, every 7 steps, writes {number} GB and reads {number} GB\.", " ".join(text.split())).groups())
+        middle = said["step_seconds"] - (low - high) / 8 * sum(9 * i // n for i in range(n)) / n  # by their first layers
+        assert home == "disk" or abs(mean / middle - 1) < 0.03, (n, mean, middle, low, high)
+        written = next(r["bytes"] for r in said["resources"] if r["resource"] == "disk writes")
+        assert abs(speed * mean / 65536 - 1) < 1e-3 and abs(disk * 1e9 - written) < 1e-3 * written + 1 and (home == "auto" or written), text
+        assert abs(overlay / (said["trained_parameters"] * 2e-9) - 1) < 1e-3 and abs(weights / (said["parameters"] * 2e-9) - 1) < 1e-3, text
+
+
 def published_models_are_known_by_name(tmp):
     """Also with words after their names; the message names the stored file. A run still wants the model itself."""
     machine = ("--machine", "rtx4090", "--host-mem", "512GiB", "--nvme", "7GB/s", "--json")
@@ -602,6 +626,7 @@ def main():
     with tempfile.TemporaryDirectory() as tmp:
         if part("first"):
             answers_from_a_config_json_alone(tmp)
+            blocks_take_the_mean_of_the_lowest_and_the_highest(tmp)
             what_ifs_change_the_answer(tmp)
             unknown_names_are_told_what_there_is(tmp)
             known_names_are_listed(tmp)
