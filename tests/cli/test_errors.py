@@ -360,6 +360,33 @@ def option_table_cases():
             assert "too many" in refusal(name, *given), (name, given, refusal(name, *given))
 
 
+def help_cases():
+    """A terminal is shown what the manual page has: commands, their options, topics, variables."""
+    page, told = megatrain("help", "--man").stdout, megatrain("help").stdout
+    sections = dict(s.partition("\n")[::2] for s in page.split("\n.SH ")[1:])
+    rows = lambda text: [(m[1].replace("\\-", "-"), m[2]) for m in re.finditer(r"\.TP\n\.B (.*)\n(.*)", text)]
+    lines = lambda of: [f"  {left if left[1] != '-' else '    ' + left:<28} {text}" for left, text in of]
+    shared = lines(rows(sections["GLOBAL OPTIONS"]))
+    for row in sections["COMMANDS"].split(".SS ")[1:]:
+        (head, text), (name, _, synopsis) = row.split("\n")[:2], row.split("\n")[0].partition(" ")
+        shown, own = megatrain("help", name).stdout.splitlines(), lines(rows(row))
+        assert shown == [f"usage: megatrain {name} [OPTION]... {synopsis}", "", text, *["", "Options"] * bool(own), *own, "", "Global options", *shared], head
+        assert f"  {name:<11} {text}" in told.splitlines(), name
+    assert told.splitlines() == megatrain("--help").stdout.splitlines() and "\n".join(shared) in told, told
+    topics = re.findall(r"^  (\S+)", told[told.index("help TOPIC"):], re.M)
+    assert len(topics) > 8 and topics.pop() == "environment", topics
+    for name in topics:
+        shown, kept = megatrain("help", name).stdout, re.sub(r"^\.(PP|nf|fi)$", "", sections[name], flags=re.M).replace("\\e", "\\")
+        assert shown.split() == kept.split() and max(len(l) for l in shown.splitlines() if l[:1] != " ") <= 78, name
+        parts = re.split(r"^\.nf\n(.*?)^\.fi\n", sections[name] + "\n", flags=re.M | re.S)
+        assert not any(re.search(r"^(?! ).", example, re.M) for example in parts[1::2]) and not re.search(r"^( |\.[nf])", "".join(parts[::2]), re.M), name
+        assert shown.count("\n\n") == len(re.findall(r"^\.PP\n|(?<!\.PP\n)^\.nf\n", sections[name], re.M)) - 1 and shown[0] != "\n", name
+    shown = megatrain("help", "environment").stdout.splitlines()
+    assert [f"  {name:<22} {text}" for name, text in rows(sections["ENVIRONMENT"])] == [l for l in shown if l[:2] == "  "], shown
+    for word, says in (("nothing", "neither a command nor a topic"), ("--man=nothing", "--man=policy")):
+        assert says in megatrain("help", word, expect=2).stderr, word
+
+
 def name_cases(tmp, model, data):
     """Folders that are called as something built in are do no harm."""
     d = os.path.join(tmp, "names")
@@ -466,6 +493,7 @@ with tempfile.TemporaryDirectory() as tmp:
     machine_cases(tmp, model, data)
     option_cases(tmp, model, data)
     option_table_cases()
+    help_cases()
     name_cases(tmp, model, data)
     padding_cases(tmp, model)
     checkpoint_cases(tmp, model, data)
