@@ -281,12 +281,12 @@ def main():
         if part("first"):
             predictions_need_no_run(tmp, ini, env)
             a_crash_is_a_row(tmp, model, data, env)
+            jobs_share_a_base_where_their_configurations_allow_it(tmp, model, data, env)
             sizes_in_a_report_are_sizes(tmp, run)
             text_in_a_report_is_escaped(tmp, run)
         if part("rest"):
             bench = a_sweep_killed_at_random_and_resumed_gives_the_same_table(tmp, ini, env)
             a_measured_sweep_predicts_each_step_by_the_rates_around_it(tmp, ini, env)
-            jobs_share_a_base_where_their_configurations_allow_it(tmp, model, data, env)
             a_sweep_of_relative_paths_runs_from_any_folder(tmp, model, data, env)
             a_report_is_one_page_of_sound_pictures(tmp, run, bench)
 

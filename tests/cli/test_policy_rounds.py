@@ -258,7 +258,8 @@ def main(tmp):
     write_prompts(f"{tmp}/prompts.jsonl")
     tests = (rounds_train_on_what_they_sample, kills_in_each_phase_change_no_bit, groups_without_a_signal_are_refilled, failures_are_said, own_generation_is_a_command,
              servers_sample_by_the_scripts)
-    for test in chosen(tests, first=(rounds_train_on_what_they_sample,)):
+    first = (rounds_train_on_what_they_sample, groups_without_a_signal_are_refilled, failures_are_said, own_generation_is_a_command)
+    for test in chosen(tests, first=first):
         test(tmp, model)
 
 
