@@ -9,6 +9,7 @@
 #include "base/fs.h"
 #include "base/mem.h"
 #include "data/dataset.h"
+#include "data/notes.h"
 #include "data/shard.h"
 #include "data/sources.h"
 #include "test.h"
@@ -329,4 +330,26 @@ TEST_WITH(data_are_told_by_their_tokens, open_folder, close_folder)
     mt_dataset_destroy(&d);
     free(items[0]);
     free(other[0]);
+}
+
+/* samples: of each file; 0: the file is meant. */
+TEST(a_note_says_how_often_it_is_true)
+{
+    static const struct {
+        int files, samples;
+        const char *more;
+    } cases[] = {{1, 0, ""}, {2, 0, ", and so of 1 more file"}, {3, 0, ", and so of 2 more files"},
+                 {1, 1, ""}, {1, 2, ", and so in 1 more sample"}, {1, 3, ", and so in 2 more samples"},
+                 {2, 2, ", and so in 3 more samples of 2 files"}, {3, 2, ", and so in 5 more samples of 3 files"}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        MT_CLOSED_BY(mt_notes_finish) struct mt_notes l = {0};
+        char packed[128], text[1024], want[256];
+        snprintf(packed, sizeof(packed), "y\tother\t1\t:1\talone\t\nw\tlost\t%d\t:7\tis lost\tmend it\n", cases[i].samples);
+        for (int k = 0; k < cases[i].files; k++)
+            MUST(mt_notes_add, &l, packed, k ? "b.jsonl" : "a.jsonl");
+        snprintf(want, sizeof(want), "a.jsonl:7: is lost%s: mend it", cases[i].more);
+        assert_string_equal(mt_note_print(mt_notes_find(&l, "lost"), text, sizeof(text)), want);
+        assert_non_null(strstr(mt_note_print(&l.items[0], text, sizeof(text)), "a.jsonl:1: alone"));
+        assert_true(l.n == 2 && l.items[1].level == 'w' && !mt_notes_find(&l, "none"));
+    }
 }
