@@ -12,9 +12,9 @@ bool bench_chosen(const struct bench *b, const struct mt_sweep_job *j)
     const char *glob = cli_arg(b->args, "only");
     if (!glob || !fnmatch(glob, j->name, 0))
         return true;
-    for (size_t i = 0; i < j->axes.n; i++) {
+    for (const cJSON *a = j->axes->child; a; a = a->next) {
         char point[600];
-        snprintf(point, sizeof(point), "%s=%s", j->axes.p[i].key, j->axes.p[i].value);
+        snprintf(point, sizeof(point), "%s=%s", a->string, a->valuestring);
         if (!fnmatch(glob, point, 0))
             return true;
     }
@@ -24,10 +24,9 @@ bool bench_chosen(const struct bench *b, const struct mt_sweep_job *j)
 void bench_describe(char *buf, size_t len, const struct mt_sweep_job *j)
 {
     int at = snprintf(buf, len, "%s", j->name);
-    for (size_t i = 0; i < j->axes.n && at >= 0 && (size_t)at < len; i++) {
-        const char *dot = strchr(j->axes.p[i].key, '.');
-        at += snprintf(buf + at, len - (size_t)at, "%s%s=%s", at ? " " : "", dot ? dot + 1 : "",
-                       j->axes.p[i].value);
+    for (const cJSON *a = j->axes->child; a && at >= 0 && (size_t)at < len; a = a->next) {
+        const char *dot = strchr(a->string, '.');
+        at += snprintf(buf + at, len - (size_t)at, "%s%s=%s", at ? " " : "", dot ? dot + 1 : "", a->valuestring);
     }
     if (!buf[0])
         snprintf(buf, len, "%s", j->hash);

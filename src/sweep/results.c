@@ -173,8 +173,8 @@ static void each_cell(const struct mt_sweep_row *r, cell_fn *fn, void *out)
         {"loss", NULL, known_loss(r), "%.4g"},
         {"shared_by", NULL, r->run.shared_by > 1 ? r->run.shared_by : NAN, "%.0f"},
     };
-    for (size_t a = 0; a < r->job->axes.n; a++)
-        fn(out, &(struct cell){r->job->axes.p[a].key, r->job->axes.p[a].value, NAN, ""});
+    for (const cJSON *a = r->job->axes->child; a; a = a->next)
+        fn(out, &(struct cell){a->string, a->valuestring, NAN, ""});
     fn(out, &(struct cell){"status", r->status, NAN, ""});
     for (size_t i = 0; i < MT_ARRAY_LEN(numbers); i++)
         fn(out, &numbers[i]);
@@ -239,8 +239,8 @@ static void markdown_cell(void *out, const struct cell *c)
 static void print_point(struct mt_str *out, const struct mt_sweep_job *j)
 {
     mt_str_printf(out, "%s", j->name);
-    for (size_t a = 0; a < j->axes.n; a++)
-        mt_str_printf(out, "%s%s %s", a || j->name[0] ? ", " : "", j->axes.p[a].key, j->axes.p[a].value);
+    for (const cJSON *a = j->axes->child; a; a = a->next)
+        mt_str_printf(out, "%s%s %s", a != j->axes->child || j->name[0] ? ", " : "", a->string, a->valuestring);
 }
 
 static void print_difference(struct mt_str *out, const struct mt_sweep_row *r, const struct mt_sweep_row *from)

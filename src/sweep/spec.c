@@ -15,53 +15,18 @@
 
 enum { MAX_JOBS = 4096, HASH_VERSION = 1 };
 
-struct variant {
-    char name[64];
-    struct mt_sweep_list set;
-};
-
+/* Lists of keys and their values are JSON objects: {"train.micro_batch": "4"}. */
 struct spec {
     struct mt_sweep *s;
-    struct mt_sweep_list base, axes;
-    struct variant *variants;
-    size_t n_variants, cap_variants;
+    cJSON *base, *axes, *variants; /* variants: a list for each [job NAME] */
     size_t cap_jobs;
 };
 
-static void finish_list(struct mt_sweep_list *l)
-{
-    for (size_t i = 0; i < l->n; i++) {
-        free(l->p[i].key);
-        free(l->p[i].value);
-    }
-    free(l->p);
-    *l = (struct mt_sweep_list){0};
-}
-
 /* Sets or replaces a value; false: out of memory. */
-static bool set(struct mt_sweep_list *l, const char *key, const char *value)
+static bool set(cJSON *list, const char *key, const char *value)
 {
-    char *copy = strdup(value);
-    for (size_t i = 0; copy && i < l->n; i++)
-        if (!strcmp(l->p[i].key, key)) {
-            free(l->p[i].value);
-            l->p[i].value = copy;
-            return true;
-        }
-    if (!copy || !mt_grow(&l->p, &l->cap, l->n + 1, sizeof(*l->p))) {
-        free(copy);
-        return false;
-    }
-    l->p[l->n] = (struct mt_sweep_pair){strdup(key), copy};
-    return l->p[l->n++].key != NULL;
-}
-
-static bool copy_list(struct mt_sweep_list *dst, const struct mt_sweep_list *src)
-{
-    bool ok = true;
-    for (size_t i = 0; ok && i < src->n; i++)
-        ok = set(dst, src->p[i].key, src->p[i].value);
-    return ok;
+    cJSON *known = cJSON_GetObjectItemCaseSensitive(list, key);
+    return known ? cJSON_SetValuestring(known, value) != NULL : cJSON_AddStringToObject(list, key, value) != NULL;
 }
 
 static int usage(struct mt_err *err, const char *file, int line, const char *what, const char *value)
@@ -70,7 +35,7 @@ static int usage(struct mt_err *err, const char *file, int line, const char *wha
 }
 
 /* Adds a configuration key to `l`; a relative path becomes absolute. */
-static int add_key(struct mt_sweep_list *l, const char *file, int line, const char *section,
+static int add_key(cJSON *l, const char *file, int line, const char *section,
                    const char *name, const char *value, struct mt_err *err)
 {
     const struct mt_key *key = mt_key_find(section, name);
@@ -87,7 +52,7 @@ static int add_key(struct mt_sweep_list *l, const char *file, int line, const ch
     return ok ? 0 : mt_fail_nomem(err, "a sweep", strlen(value));
 }
 
-static int add_dotted(struct mt_sweep_list *l, const char *file, int line, const char *key,
+static int add_dotted(cJSON *l, const char *file, int line, const char *key,
                       const char *value, struct mt_err *err)
 {
     char section[64];
@@ -138,17 +103,11 @@ static int sweep_setting(struct spec *p, const char *file, int line, const char 
     return 0;
 }
 
-static struct variant *find_variant(struct spec *p, const char *name)
+/* The list of a variant, which may be new; NULL: out of memory. */
+static cJSON *variant(struct spec *p, const char *name)
 {
-    for (size_t i = 0; i < p->n_variants; i++)
-        if (!strcmp(p->variants[i].name, name))
-            return &p->variants[i];
-    if (!mt_grow(&p->variants, &p->cap_variants, p->n_variants + 1, sizeof(*p->variants)))
-        return NULL;
-    struct variant *v = &p->variants[p->n_variants++];
-    *v = (struct variant){{0}};
-    snprintf(v->name, sizeof(v->name), "%s", name);
-    return v;
+    cJSON *known = cJSON_GetObjectItemCaseSensitive(p->variants, name);
+    return known ? known : cJSON_AddObjectToObject(p->variants, name);
 }
 
 /* The parser calls back for keys only, so jobs without keys are found here. */
@@ -162,7 +121,7 @@ static int list_variants(struct spec *p, const char *path, struct mt_err *err)
         err->kind = MT_ERR_USAGE;
     for (char *line = rc ? NULL : strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         char name[64];
-        if (sscanf(line, " [job %63[^]]]", name) == 1 && !find_variant(p, name))
+        if (sscanf(line, " [job %63[^]]]", name) == 1 && !variant(p, name))
             rc = mt_fail_nomem(err, "a sweep", len);
     }
     return rc;
@@ -174,17 +133,15 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
     struct spec *p = ctx;
     bool known = false;
     if (!strcmp(section, "global"))
-        return add_dotted(&p->base, file, line, key, value, err);
+        return add_dotted(p->base, file, line, key, value, err);
     if (!strcmp(section, "sweep")) {
         int rc = sweep_setting(p, file, line, key, value, &known, err);
-        return rc || known ? rc : add_dotted(&p->axes, file, line, key, value, err);
+        return rc || known ? rc : add_dotted(p->axes, file, line, key, value, err);
     }
     if (strncmp(section, "job ", 4))
-        return add_key(&p->base, file, line, section, key, value, err);
-    struct variant *v = find_variant(p, section + 4);
-    if (!v)
-        return mt_fail_nomem(err, "a sweep", 1);
-    return add_dotted(&v->set, file, line, key, value, err);
+        return add_key(p->base, file, line, section, key, value, err);
+    cJSON *v = variant(p, section + 4);
+    return v ? add_dotted(v, file, line, key, value, err) : mt_fail_nomem(err, "a sweep", 1);
 }
 
 /* The k-th item of a comma list, trimmed, into buf. */
@@ -208,30 +165,32 @@ static size_t count_items(const char *list)
 }
 
 /* Configuration text of a list of dotted keys, section by section. */
-static bool write_ini(struct mt_str *out, const struct mt_sweep_list *l)
+static bool write_ini(struct mt_str *out, const cJSON *l)
 {
     for (size_t k = 0; k < mt_n_keys(); k++) {
         const char *section = mt_key_at(k)->section;
         size_t len = strlen(section);
         bool any = false;
-        for (size_t i = 0; i < l->n && (!k || strcmp(section, mt_key_at(k - 1)->section)); i++) {
-            if (strncmp(l->p[i].key, section, len) || l->p[i].key[len] != '.')
+        if (k && !strcmp(section, mt_key_at(k - 1)->section))
+            continue;
+        for (const cJSON *o = l->child; o; o = o->next) {
+            if (strncmp(o->string, section, len) || o->string[len] != '.')
                 continue;
             if (!any)
                 mt_str_printf(out, "[%s]\n", section);
             any = true;
-            const char *v = l->p[i].value;
+            const char *v = o->valuestring;
             bool quote = strstr(v, " ;") || *v == ';' || *v == '#';
-            mt_str_printf(out, quote ? "%s = \"%s\"\n" : "%s = %s\n", l->p[i].key + len + 1, v);
+            mt_str_printf(out, quote ? "%s = \"%s\"\n" : "%s = %s\n", o->string + len + 1, v);
         }
     }
     return !out->failed;
 }
 
-static int add_job(struct spec *p, const struct variant *v, const size_t *at, struct mt_err *err)
+static int add_job(struct spec *p, const cJSON *v, const size_t *at, struct mt_err *err)
 {
     struct mt_sweep *s = p->s;
-    MT_CLOSED_BY(finish_list) struct mt_sweep_list all = {0};
+    MT_JSON_FREED cJSON *all = cJSON_Duplicate(p->base, true);
     MT_STR_FREED struct mt_str ini = {0};
     char value[512], steps[32];
     if (s->n_jobs >= MAX_JOBS)
@@ -239,15 +198,15 @@ static int add_job(struct spec *p, const struct variant *v, const size_t *at, st
     if (!mt_grow(&s->jobs, &p->cap_jobs, s->n_jobs + 1, sizeof(*s->jobs)))
         return mt_fail_nomem(err, "a sweep", s->n_jobs * sizeof(*s->jobs));
     struct mt_sweep_job *j = &s->jobs[s->n_jobs++];
-    *j = (struct mt_sweep_job){0};
-    bool ok = copy_list(&all, &p->base);
-    if (v) {
-        snprintf(j->name, sizeof(j->name), "%s", v->name);
-        ok = ok && copy_list(&all, &v->set);
-    }
-    for (size_t i = 0; ok && i < p->axes.n; i++) {
-        item(value, sizeof(value), p->axes.p[i].value, at[i]);
-        ok = set(&all, p->axes.p[i].key, value) && set(&j->axes, p->axes.p[i].key, value);
+    *j = (struct mt_sweep_job){.axes = cJSON_CreateObject()};
+    bool ok = all && j->axes;
+    if (v)
+        snprintf(j->name, sizeof(j->name), "%s", v->string);
+    for (const cJSON *o = v ? v->child : NULL; ok && o; o = o->next)
+        ok = set(all, o->string, o->valuestring);
+    for (const cJSON *o = p->axes->child; ok && o; o = o->next) {
+        item(value, sizeof(value), o->valuestring, *at++);
+        ok = set(all, o->string, value) && set(j->axes, o->string, value);
     }
     /* just these steps, without evaluation, checkpoints or anything else that takes time */
     snprintf(steps, sizeof(steps), "%d", s->warmup_steps + s->steps);
@@ -255,8 +214,8 @@ static int add_job(struct spec *p, const struct variant *v, const size_t *at, st
                               {"eval.every", "0"},     {"eval.at_start", "off"},  {"data.eval", ""},      {"eval.sets", ""},
                               {"eval.early_stop_patience", "0"}, {"eval.best_by", "loss"}, {"checkpoint.every", "0"}, {"log.every", "1"},      {"log.jsonl", "on"}};
     for (size_t i = 0; ok && i < MT_ARRAY_LEN(fixed); i++)
-        ok = set(&all, fixed[i][0], fixed[i][1]);
-    if (!ok || !write_ini(&ini, &all))
+        ok = set(all, fixed[i][0], fixed[i][1]);
+    if (!ok || !write_ini(&ini, all))
         return mt_fail_nomem(err, "a sweep", 1);
     XXH64_hash_t h = XXH3_64bits_withSeed(ini.p, ini.len, HASH_VERSION + (uint64_t)s->warmup_steps * 1000);
     snprintf(j->hash, sizeof(j->hash), "%016llx", (unsigned long long)h);
@@ -265,21 +224,22 @@ static int add_job(struct spec *p, const struct variant *v, const size_t *at, st
 }
 
 /* Adds a job for each point of a variant: axes crossed (grid) or paired (zip). */
-static int spread_out(struct spec *p, const struct variant *v, struct mt_err *err)
+static int spread_out(struct spec *p, const cJSON *v, struct mt_err *err)
 {
     MT_FREED size_t *n = NULL, *at = NULL;
-    int rc = MT_NEW(&n, p->axes.n, "a sweep", err) ?: MT_NEW(&at, p->axes.n, "a sweep", err);
-    for (size_t i = 0; !rc && i < p->axes.n; i++) {
-        n[i] = count_items(p->axes.p[i].value);
-        if (p->s->zip && n[i] != n[0])
-            rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                         "mode = zip: %s has %zu values and %s has %zu", p->axes.p[i].key, n[i],
-                         p->axes.p[0].key, n[0]);
+    const cJSON *first = p->axes->child;
+    size_t n_axes = (size_t)cJSON_GetArraySize(p->axes), k = 0;
+    int rc = MT_NEW(&n, n_axes, "a sweep", err) ?: MT_NEW(&at, n_axes, "a sweep", err);
+    for (const cJSON *o = first; o && !rc; o = o->next, k++) {
+        n[k] = count_items(o->valuestring);
+        if (p->s->zip && n[k] != n[0])
+            rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "mode = zip: %s has %zu values and %s has %zu", o->string, n[k],
+                         first->string, n[0]);
     }
     for (bool more = true; !rc && more;) {
         rc = add_job(p, v, at, err);
         more = false;
-        for (size_t i = p->axes.n; i-- > 0;) { /* the last axis varies fastest */
+        for (size_t i = n_axes; i-- > 0;) { /* the last axis varies fastest */
             bool carry = ++at[i] == n[i];
             more |= !carry;
             if (carry)
@@ -294,19 +254,16 @@ static int spread_out(struct spec *p, const struct variant *v, struct mt_err *er
 int mt_sweep_read(struct mt_sweep *out, const char *path, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_sweep_finish) struct mt_sweep s = {.warmup_steps = 2, .steps = 5, .repeat = 1, .spread = 0.03};
-    struct spec p = {.s = &s};
-    int rc = list_variants(&p, path, err) ?: mt_ini_parse_file(path, on_key, &p, err);
+    MT_JSON_FREED cJSON *base = cJSON_CreateObject(), *axes = cJSON_CreateObject(), *variants = cJSON_CreateObject();
+    struct spec p = {.s = &s, .base = base, .axes = axes, .variants = variants};
+    int rc = base && axes && variants ? list_variants(&p, path, err) : mt_fail_nomem(err, "a sweep", 1);
+    rc = rc ?: mt_ini_parse_file(path, on_key, &p, err);
     if (!s.max_repeat)
         s.max_repeat = s.repeat;
-    if (!rc && !p.n_variants)
+    if (!rc && !variants->child)
         rc = spread_out(&p, NULL, err);
-    for (size_t i = 0; !rc && i < p.n_variants; i++)
-        rc = spread_out(&p, &p.variants[i], err);
-    finish_list(&p.base);
-    finish_list(&p.axes);
-    for (size_t i = 0; i < p.n_variants; i++)
-        finish_list(&p.variants[i].set);
-    free(p.variants);
+    for (const cJSON *v = rc ? NULL : variants->child; v && !rc; v = v->next)
+        rc = spread_out(&p, v, err);
     if (!rc)
         *out = MT_GIVE(s);
     return rc;
@@ -315,7 +272,7 @@ int mt_sweep_read(struct mt_sweep *out, const char *path, struct mt_err *err)
 void mt_sweep_finish(struct mt_sweep *s)
 {
     for (size_t i = 0; i < s->n_jobs; i++) {
-        finish_list(&s->jobs[i].axes);
+        cJSON_Delete(s->jobs[i].axes);
         free(s->jobs[i].ini);
     }
     free(s->jobs);

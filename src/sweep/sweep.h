@@ -13,19 +13,11 @@
  * over any keys ([sweep], "train.micro_batch = 1, 2, 4"; mode = grid crosses them, zip pairs them), and variants of
  * all that ([job NAME], dotted keys).
  */
-struct mt_sweep_pair {
-    char *key, *value; /* "train.micro_batch", "4" */
-};
-struct mt_sweep_list {
-    struct mt_sweep_pair *p;
-    size_t n, cap;
-};
-
 struct mt_sweep_job {
-    char name[64];             /* of [job NAME]; "" in a sweep without variants */
-    struct mt_sweep_list axes; /* this job's values on the axes */
-    char *ini;                 /* its whole configuration */
-    char hash[17];             /* of the configuration and of how it is measured */
+    char name[64]; /* of [job NAME]; "" in a sweep without variants */
+    cJSON *axes;   /* this job's values on the axes: {"train.micro_batch": "4"} */
+    char *ini;     /* its whole configuration */
+    char hash[17]; /* of the configuration and of how it is measured */
 };
 
 /** Jobs whose configurations allow it train on one base that is read once, as `megatrain run a.ini b.ini` does: on:

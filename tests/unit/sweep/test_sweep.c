@@ -21,9 +21,9 @@ static int read_text(struct mt_sweep *s, const char *text, struct mt_err *err)
     return rc;
 }
 
-static const char *axis(const struct mt_sweep_job *j, size_t k)
+static const char *axis(const struct mt_sweep_job *j, int k)
 {
-    return j->axes.p[k].value;
+    return cJSON_GetArrayItem(j->axes, k)->valuestring;
 }
 
 TEST(a_grid_crosses_its_axes)
