@@ -126,7 +126,7 @@ static void take_prediction(struct mt_sweep_prediction *p, const struct plan_vie
                      mt_optimizer_flops_share(&r->numerics);
     p->peak_flops = 1e12 * rate[mt_machine_peak(&r->numerics)].value;
     for (int i = 0; i < MT_SIM_N_PHASES; i++)
-        snprintf(p->bound[i], sizeof(p->bound[i]), "%s", mt_sim_resource_name(c->sim.bound[i]));
+        snprintf(p->bound[i], sizeof(p->bound[i]), "%s", mt_queues[c->sim.bound[i]].title);
 }
 
 int bench_predict(struct bench *b, const struct mt_sweep_job *j, struct mt_sweep_prediction *p, struct mt_err *err)

@@ -172,9 +172,8 @@ static void add_prediction(cJSON *o, const struct mt_setup *s)
     const struct mt_sim_result *sim = &s->choice.sim;
     cJSON *p = cJSON_AddObjectToObject(o, "predicted");
     mt_json_put(p, "t_step=%f, t_fwd=%f, t_bwd=%f, forward_bound_by=%s, backward_bound_by=%s", sim->seconds,
-                sim->phase[MT_SIM_FORWARD], sim->phase[MT_SIM_BACKWARD],
-                mt_sim_resource_name(sim->bound[MT_SIM_FORWARD]),
-                mt_sim_resource_name(sim->bound[MT_SIM_BACKWARD]));
+                sim->phase[MT_SIM_FORWARD], sim->phase[MT_SIM_BACKWARD], mt_queues[sim->bound[MT_SIM_FORWARD]].title,
+                mt_queues[sim->bound[MT_SIM_BACKWARD]].title);
 }
 
 int learner_write_files(struct learner *l, const struct mt_setup *setup, struct mt_err *err)

@@ -29,7 +29,7 @@ static int try_block(double *seconds, double *written, const struct plan_view *v
     rc = rc ?: mt_resolve(&c, &r, err);
     if (!rc) {
         *seconds = c.sim.seconds;
-        *written = c.sim.bytes[MT_SIM_DISK_WRITE];
+        *written = c.sim.bytes[MT_Q_DISK_WRITE];
     }
     return rc;
 }

@@ -74,7 +74,7 @@ int plan_compare_hosts(struct plan_view *v, struct mt_err *err)
                : mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "refused: %lld hosts take %.4g s for a step, and one of them alone %.4g s: their "
                          "network is busy for %.4g s with what crosses, however many tokens a step has: take a larger step "
                          "(--tokens-per-step), fewer hosts, a faster network, or adapters (adapter.kind = lora)",
-                         (long long)hosts, s->seconds, v->alone, s->busy[MT_SIM_NET]);
+                         (long long)hosts, s->seconds, v->alone, s->busy[MT_Q_NET]);
 }
 
 /* Where the rate of the network is from. */
@@ -132,14 +132,14 @@ void plan_print_hosts(const struct plan_view *v)
     double alone = v->alone, gbs = v->request.net.gbs > 0 ? v->request.net.gbs : MT_NET_GBS;
     printf("\nHosts      %lld, host %lld with the memory above: %s a step cross its network, at %.3g GB/s (%s)\n",
            (long long)hosts, (long long)v->request.placement.host,
-           mt_format_bytes(a, sizeof(a), (uint64_t)s->bytes[MT_SIM_NET]), gbs, net_source(v));
+           mt_format_bytes(a, sizeof(a), (uint64_t)s->bytes[MT_Q_NET]), gbs, net_source(v));
     print_parts(v);
     if (alone > 0)
         printf("           %.3g times as fast as one, which takes %.4g s: %.0f%% of %lld hosts\n", alone / s->seconds, alone,
                100 * alone / s->seconds / (double)hosts, (long long)hosts);
-    if (s->busy[MT_SIM_NET] > 0.5 * s->seconds)
+    if (s->busy[MT_Q_NET] > 0.5 * s->seconds)
         printf("           the network is busy for %.0f%% of the step: the same bytes cross for more tokens a step "
-               "(--tokens-per-step)\n", 100 * s->busy[MT_SIM_NET] / s->seconds);
+               "(--tokens-per-step)\n", 100 * s->busy[MT_Q_NET] / s->seconds);
 }
 
 void plan_add_hosts(cJSON *o, const struct plan_view *v)

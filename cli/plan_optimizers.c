@@ -76,7 +76,7 @@ static int take_row(struct row *r, const struct plan_view *v, struct mt_err *err
     r->host = (double)c->host_bytes;
     r->disk = (double)c->disk_bytes;
     r->seconds = c->sim.seconds;
-    r->written = c->sim.bytes[MT_SIM_DISK_WRITE];
+    r->written = c->sim.bytes[MT_Q_DISK_WRITE];
     if (v->layout->by_blocks) {
         struct plan_blocks b;
         int rc = plan_blocks(&b, v, err);

@@ -42,7 +42,7 @@ static struct figures figure(const struct plan_view *v)
     f.run_tokens = plan_run_tokens(v) > 0 ? plan_run_tokens(v) : 1e9;
     f.days_run = f.run_tokens / f.tok_s / 86400;
     f.joules_token = lanes_of(v) > 1 ? 0 : rate[MT_RATE_POWER].value / f.tok_s; /* known of a machine with one */
-    f.disk_write = v->choice.sim.bytes[MT_SIM_DISK_WRITE];
+    f.disk_write = v->choice.sim.bytes[MT_Q_DISK_WRITE];
     return f;
 }
 
@@ -286,18 +286,17 @@ static void print_time(const struct plan_view *v)
     const struct mt_sim_result *s = &v->choice.sim;
     printf("\nTime                         seconds   bound by\n");
     for (int ph = 0; ph < MT_SIM_N_PHASES; ph++)
-        printf("  %-25s %9.4g   %s\n", phase_names[ph], s->phase[ph], mt_sim_resource_name(s->bound[ph]));
+        printf("  %-25s %9.4g   %s\n", phase_names[ph], s->phase[ph], mt_queues[s->bound[ph]].title);
     printf("  %-25s %9.4g\n", "host, between steps", s->seconds - s->makespan);
     printf("  %-25s %9.4g\n", "a step", s->seconds);
     printf("\nResource          busy    bytes a step   compute waits for it\n");
-    for (int k = 0; k < MT_SIM_N_RESOURCES; k++) {
+    for (int k = 0; k < MT_N_QUEUES; k++) {
         char a[32];
         if (!(s->busy[k] > 0))
             continue;
-        printf("  %-14s %5.1f%%  %14s", mt_sim_resource_name((enum mt_sim_resource)k),
-               100 * s->busy[k] / queues_of(v, k) / s->seconds,
-               k == MT_SIM_COMPUTE ? "" : mt_format_bytes(a, sizeof(a), (uint64_t)s->bytes[k]));
-        if (k == MT_SIM_COMPUTE)
+        printf("  %-14s %5.1f%%  %14s", mt_queues[k].title, 100 * s->busy[k] / queues_of(v, k) / s->seconds,
+               k == MT_Q_COMPUTE ? "" : mt_format_bytes(a, sizeof(a), (uint64_t)s->bytes[k]));
+        if (k == MT_Q_COMPUTE)
             printf("\n");
         else
             printf("   %5.1f%%\n", 100 * s->idle[k] / s->seconds);
@@ -322,9 +321,9 @@ static void print_unmeasured_link(const struct plan_view *v)
     const struct mt_sim_result *s = &v->choice.sim;
     static const struct {
         enum mt_rate_id rate;
-        enum mt_sim_resource resource;
+        enum mt_queue resource;
         const char *way;
-    } ways[] = {{MT_RATE_H2D, MT_SIM_H2D, "to"}, {MT_RATE_D2H, MT_SIM_D2H, "from"}};
+    } ways[] = {{MT_RATE_H2D, MT_Q_H2D, "to"}, {MT_RATE_D2H, MT_Q_D2H, "from"}};
     const double most = 0.7;
     for (size_t i = 0; i < MT_ARRAY_LEN(ways); i++) {
         double busy = s->busy[ways[i].resource] / queues_of(v, ways[i].resource) / s->seconds;
@@ -446,12 +445,12 @@ static void add_times(cJSON *o, const struct plan_view *v)
     cJSON *phases = cJSON_AddArrayToObject(o, "phases");
     for (int ph = 0; ph < MT_SIM_N_PHASES; ph++)
         mt_json_append(phases, mt_json_put(NULL, "phase=%s, seconds=%f, bound_by=%s", phase_names[ph], s->phase[ph],
-                                           mt_sim_resource_name(s->bound[ph])));
+                                           mt_queues[s->bound[ph]].title));
     cJSON *res = cJSON_AddArrayToObject(o, "resources");
-    for (int k = 0; k < MT_SIM_N_RESOURCES; k++)
+    for (int k = 0; k < MT_N_QUEUES; k++)
         mt_json_append(res, mt_json_put(NULL, "resource=%s, queues=%f, busy_seconds=%f, bytes=%f, compute_idle_seconds=%f",
-                                        mt_sim_resource_name((enum mt_sim_resource)k), (double)queues_of(v, k),
-                                        s->busy[k], s->bytes[k], s->idle[k]));
+                                        mt_queues[k].title, (double)queues_of(v, k), s->busy[k], s->bytes[k],
+                                        s->idle[k]));
     mt_json_put(o, "step_seconds=%f, tokens_per_step=%f, tokens_per_second=%f, model_tflops=%f, utilisation=%f",
                 s->seconds, f.tokens, f.tok_s, f.tflops, f.peak > 0 ? f.tflops / f.peak : NAN);
     mt_json_put(o, "run_tokens=%f, run_days=%f, joules_per_token=%f", f.run_tokens, f.days_run, f.joules_token);

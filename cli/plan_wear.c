@@ -24,7 +24,7 @@ double plan_run_tokens(const struct plan_view *v)
 void plan_wear(struct plan_wear *w, const struct plan_view *v)
 {
     const struct mt_rate *rate = v->machine.rate;
-    double a_day = v->choice.sim.bytes[MT_SIM_DISK_WRITE] / v->choice.sim.seconds * 86400;
+    double a_day = v->choice.sim.bytes[MT_Q_DISK_WRITE] / v->choice.sim.seconds * 86400;
     *w = (struct plan_wear){
         .tb_a_day = a_day * 1e-12,
         .rated_tb = rate[MT_RATE_ENDURANCE].value > 0 ? rate[MT_RATE_ENDURANCE].value : ASSUMED_TB,

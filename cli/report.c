@@ -201,12 +201,11 @@ void cli_print_setup(const struct mt_setup *s)
                                                 : "layers'",
             mt_choice_name(activations, MT_ACTIVATIONS_NAMES, (int)s->choice.placement.activations),
             mt_format_bytes(a, sizeof(a), p->h2d_bytes), mt_format_bytes(b, sizeof(b), p->d2h_bytes));
+    const struct mt_sim_result *sim = &s->choice.sim;
     if (s->predicted)
-        cli_say("Time     %.3g s a step predicted: forward %.3g bound by %s, backward %.3g by %s\n",
-                s->choice.sim.seconds, s->choice.sim.phase[MT_SIM_FORWARD],
-                mt_sim_resource_name(s->choice.sim.bound[MT_SIM_FORWARD]),
-                s->choice.sim.phase[MT_SIM_BACKWARD],
-                mt_sim_resource_name(s->choice.sim.bound[MT_SIM_BACKWARD]));
+        cli_say("Time     %.3g s a step predicted: forward %.3g bound by %s, backward %.3g by %s\n", sim->seconds,
+                sim->phase[MT_SIM_FORWARD], mt_queues[sim->bound[MT_SIM_FORWARD]].title,
+                sim->phase[MT_SIM_BACKWARD], mt_queues[sim->bound[MT_SIM_BACKWARD]].title);
     if (s->predicted && !s->machine.fingerprint[0])
         cli_say("         by the data sheet of %s: megatrain probe all measures this machine\n", s->machine.gpu);
 }

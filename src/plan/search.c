@@ -206,7 +206,7 @@ static int search_cuts(struct mt_plan_choice *out, const struct mt_plan_request 
         return search_layout(out, &halves, err);
     if (search_layout(&cut, &halves, NULL))
         return 0;
-    bool wears = cut.sim.bytes[MT_SIM_DISK_WRITE] > out->sim.bytes[MT_SIM_DISK_WRITE];
+    bool wears = cut.sim.bytes[MT_Q_DISK_WRITE] > out->sim.bytes[MT_Q_DISK_WRITE];
     cut.whole_seconds = out->sim.seconds;
     choose(out, &cut, cut.sim.seconds * (wears ? MT_SEARCH_WORTH_WEARING : WORTH_CUTTING) < out->sim.seconds);
     return 0;
@@ -244,7 +244,7 @@ static int search_bases(struct mt_plan_choice *out, const struct mt_plan_request
 /* Whether updates under backward are better; writing more to drives must be worth it. */
 static bool updates_better(const struct mt_plan_choice *c, const struct mt_plan_choice *than)
 {
-    double writes = c->sim.bytes[MT_SIM_DISK_WRITE], written = than->sim.bytes[MT_SIM_DISK_WRITE];
+    double writes = c->sim.bytes[MT_Q_DISK_WRITE], written = than->sim.bytes[MT_Q_DISK_WRITE];
     bool spares = writes < WORTH_SPARING * written;
     bool wears = writes > 1.01 * written;
     return c->sim.seconds * (spares ? 1 : wears ? MT_SEARCH_WORTH_WEARING : WORTH_UPDATING) < than->sim.seconds;
@@ -254,8 +254,8 @@ static bool updates_better(const struct mt_plan_choice *c, const struct mt_plan_
 static bool may_gain(const struct mt_plan_choice *c)
 {
     int lanes = mt_program_own_lanes(&c->engine.program);
-    return c->sim.bytes[MT_SIM_DISK_WRITE] > 0 ||
-           c->sim.busy[MT_SIM_COMPUTE] / lanes * WORTH_UPDATING < c->sim.seconds;
+    return c->sim.bytes[MT_Q_DISK_WRITE] > 0 ||
+           c->sim.busy[MT_Q_COMPUTE] / lanes * WORTH_UPDATING < c->sim.seconds;
 }
 
 /* Updates under backward, if they are better than the choice; `found`: there is one. */

@@ -269,7 +269,7 @@ int mt_search_refine(struct mt_search *s, struct mt_err *err)
     bool recomputes = p->activations == MT_ACT_AUTO || p->activations == MT_ACT_RECOMPUTE;
     struct open_records open = {0};
     int rc = 0;
-    s->lean_writes = s->found ? s->best.sim.bytes[MT_SIM_DISK_WRITE] : INFINITY;
+    s->lean_writes = s->found ? s->best.sim.bytes[MT_Q_DISK_WRITE] : INFINITY;
     if (s->r->train && recomputes && p->offload_layers == MT_AUTO)
         rc = mix_groups(s, &open, err);
     if (s->n)

@@ -22,7 +22,7 @@ static bool remember(struct mt_search *s, const struct mt_plan_request *r, const
     if (c) {
         t->placement.slots = c->placement.slots;
         t->seconds = c->sim.seconds;
-        t->written = c->sim.bytes[MT_SIM_DISK_WRITE];
+        t->written = c->sim.bytes[MT_Q_DISK_WRITE];
         t->host_bytes = c->host_bytes;
         t->device_bytes = c->engine.device_bytes;
     }
@@ -32,7 +32,7 @@ static bool remember(struct mt_search *s, const struct mt_plan_request *r, const
 /* By which a candidate is chosen: what wears drives more must be worth it. */
 static double seconds_of(const struct mt_search *s, const struct mt_sim_result *sim)
 {
-    bool wears = sim->bytes[MT_SIM_DISK_WRITE] > 1.01 * s->lean_writes;
+    bool wears = sim->bytes[MT_Q_DISK_WRITE] > 1.01 * s->lean_writes;
     return sim->seconds * (wears ? MT_SEARCH_WORTH_WEARING : 1);
 }
 
@@ -64,7 +64,7 @@ static bool recall(const struct mt_search *s, const struct mt_plan_request *r, s
         *rc = t->seconds > 0 ? 0 : -ENOSPC;
         c->placement.slots = t->placement.slots;
         c->sim.seconds = t->seconds;
-        c->sim.bytes[MT_SIM_DISK_WRITE] = t->written;
+        c->sim.bytes[MT_Q_DISK_WRITE] = t->written;
         c->host_bytes = t->host_bytes;
         c->engine.device_bytes = t->device_bytes;
         return s->found && (*rc || !is_better(s, c));

@@ -6,11 +6,6 @@
 
 #include "base/mem.h"
 
-const char *mt_sim_resource_name(enum mt_sim_resource r)
-{
-    return mt_queues[r].title;
-}
-
 struct state {
     const struct mt_sim_params *p;
     struct mt_sim_graph *g;
@@ -258,7 +253,7 @@ static int run_tasks(struct state *s, struct mt_sim_result *r, struct mt_err *er
 static void walk_critical_path(const struct mt_sim_graph *g, int32_t last, double turn,
                                struct mt_sim_result *r)
 {
-    double by_phase[MT_SIM_N_PHASES][MT_SIM_N_RESOURCES] = {{0}};
+    double by_phase[MT_SIM_N_PHASES][MT_N_QUEUES] = {{0}};
     const int n_lanes = MT_MAX(g->n_lanes, 1);
     for (int32_t i = last; i >= 0; i = g->tasks[i].cause) {
         const struct mt_sim_task *t = &g->tasks[i];
@@ -269,9 +264,9 @@ static void walk_critical_path(const struct mt_sim_graph *g, int32_t last, doubl
         r->critical[kind] += t->end - t->start;
     }
     for (int ph = 0; ph < MT_SIM_N_PHASES; ph++)
-        for (int k = 0; k < MT_SIM_N_RESOURCES; k++)
+        for (int k = 0; k < MT_N_QUEUES; k++)
             if (by_phase[ph][k] > by_phase[ph][r->bound[ph]])
-                r->bound[ph] = (enum mt_sim_resource)k;
+                r->bound[ph] = (enum mt_queue)k;
 }
 
 /* Attributes [from, to), in which the first lane's compute was idle, to the tasks on the critical path to its next task. */

@@ -11,19 +11,9 @@
  * cpu device compute, copies and updates, which share the cores). The disk queues have many requests under way at once,
  * which share the drives: in total this takes as long as one after the other at full rate, and a request's latency
  * shows only if no other was under way. Messages between hosts have a direction each, out and in, at full rate both;
- * one goes after the other in each. Other hosts are as far in the step as the one that is simulated.
+ * one goes after the other in each. Other hosts are as far in the step as the one that is simulated. A resource is
+ * named by the kind of queue that uses it; its title in plans is the queue's (mt_queues).
  */
-enum mt_sim_resource {
-    MT_SIM_COMPUTE = MT_Q_COMPUTE,
-    MT_SIM_H2D = MT_Q_H2D,
-    MT_SIM_D2H = MT_Q_D2H,
-    MT_SIM_HOST = MT_Q_HOST,
-    MT_SIM_DISK_READ = MT_Q_DISK_READ,
-    MT_SIM_DISK_WRITE = MT_Q_DISK_WRITE,
-    MT_SIM_NET = MT_Q_NET,
-    MT_SIM_N_RESOURCES = MT_N_QUEUES,
-};
-const char *mt_sim_resource_name(enum mt_sim_resource r);
 
 /** Between hosts, where nothing else is known: 10 Gb/s. */
 #define MT_NET_GBS 1.15
@@ -78,11 +68,11 @@ struct mt_sim_result {
     double seconds;  /* of a step, the host's fixed part included */
     double makespan; /* of its tasks */
     double phase[MT_SIM_N_PHASES];
-    enum mt_sim_resource bound[MT_SIM_N_PHASES];  /* has most of the phase's critical path */
-    double critical[MT_SIM_N_RESOURCES];          /* seconds on the critical path */
-    double busy[MT_SIM_N_RESOURCES];              /* of all lanes; of the network its busier direction */
-    double bytes[MT_SIM_N_RESOURCES];
-    double idle[MT_SIM_N_RESOURCES]; /* the first lane's compute's idle seconds by what it waited for; the end of the step, too */
+    enum mt_queue bound[MT_SIM_N_PHASES]; /* has most of the phase's critical path */
+    double critical[MT_N_QUEUES];         /* seconds on the critical path; by resource, as what follows */
+    double busy[MT_N_QUEUES];             /* of all lanes; of the network its busier direction */
+    double bytes[MT_N_QUEUES];
+    double idle[MT_N_QUEUES]; /* the first lane's compute's idle seconds by what it waited for; the end of the step, too */
     double flops;
 };
 /** Runs the graph; start and end of every task are filled in. -EDEADLK names a task that never starts. */

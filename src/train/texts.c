@@ -49,7 +49,7 @@ static int plan_pass(struct mt_texts_pass *out, const struct mt_plan_request *re
                                   .units = c.layout->n_units};
     out->seconds = s->seconds + out->drawing;
     out->per_second = (double)texts / out->seconds;
-    out->bound = out->drawing > s->seconds ? "drawing" : mt_sim_resource_name(s->bound[MT_SIM_FORWARD]);
+    out->bound = out->drawing > s->seconds ? "drawing" : mt_queues[s->bound[MT_SIM_FORWARD]].title;
     return 0;
 }
 

@@ -53,21 +53,21 @@ TEST(a_70b_step_of_many_tokens_is_bound_by_compute)
     r.placement.keep_layers = r.placement.offload_layers = 0;
     assert_int_equal(mt_plan_search(&c, &r, &err), 0);
     expect_near("parameters", (double)l->n_params, 70.55e9, 0.001);
-    expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], hand_compute(&llama70b, 262144, 4096, LAYERS), 0.02);
-    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_COMPUTE);
-    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
+    expect_near("compute", c.sim.busy[MT_Q_COMPUTE], hand_compute(&llama70b, 262144, 4096, LAYERS), 0.02);
+    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_Q_COMPUTE);
+    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_Q_COMPUTE);
     /* everything else is hidden except at the end of the step: within 3% of compute alone */
-    expect_near("step", c.sim.seconds, c.sim.busy[MT_SIM_COMPUTE], 0.03);
+    expect_near("step", c.sim.seconds, c.sim.busy[MT_Q_COMPUTE], 0.03);
     /* the state is 12 B a parameter and gradients 2: 988 GB do not fit in 230 */
     assert_true(c.n_tier[MT_UNIT_ON_HOST] < l->n_units);
     /* weights are loaded twice, except those that stay between the passes; stored boundaries are loaded again */
     double boundary = 2.0 * 262144 * llama70b.hidden;
     double weights = 2 * 2 * all_elems(&llama70b);
-    assert_true(c.sim.bytes[MT_SIM_H2D] <= weights + 2 * 82 * boundary); /* and their gradients */
-    assert_true(c.sim.bytes[MT_SIM_H2D] >= weights - 2.0 * 24 * 1073741824.0);
+    assert_true(c.sim.bytes[MT_Q_H2D] <= weights + 2 * 82 * boundary); /* and their gradients */
+    assert_true(c.sim.bytes[MT_Q_H2D] >= weights - 2.0 * 24 * 1073741824.0);
     /* gradients are stored once, in bf16; boundaries at most once each */
-    assert_true(c.sim.bytes[MT_SIM_D2H] >= 2 * all_elems(&llama70b));
-    assert_true(c.sim.bytes[MT_SIM_D2H] <= 2 * all_elems(&llama70b) * 1.01 + 2 * 82 * boundary);
+    assert_true(c.sim.bytes[MT_Q_D2H] >= 2 * all_elems(&llama70b));
+    assert_true(c.sim.bytes[MT_Q_D2H] <= 2 * all_elems(&llama70b) * 1.01 + 2 * 82 * boundary);
     assert_true(c.engine.device_bytes <= r.placement.device_budget.bytes && c.host_bytes <= r.placement.host_budget.bytes);
     mt_plan_choice_finish(&c);
 }
@@ -104,16 +104,16 @@ TEST(a_70b_step_of_few_tokens_is_bound_by_drives)
     assert_true(n_grads >= over / 2 && n_grads <= (over + 19e9) / 2);
     assert_int_equal(c.engine.disk_spill_bytes, 0);
     double each_way = 10 * n_states + 2 * n_grads;
-    expect_near("disk reads", c.sim.bytes[MT_SIM_DISK_READ], each_way, 0.001);
-    expect_near("disk writes", c.sim.bytes[MT_SIM_DISK_WRITE], each_way, 0.001);
+    expect_near("disk reads", c.sim.bytes[MT_Q_DISK_READ], each_way, 0.001);
+    expect_near("disk writes", c.sim.bytes[MT_Q_DISK_WRITE], each_way, 0.001);
     /* forward does not hide the update: it takes as long as the update's writes; backward waits for nothing */
     double forward = hand_compute(&llama70b, 8192, 4096, NO) / 3, writes = 10 * n_states / (2 * 5e9);
     assert_true(writes > forward);
     expect_near("forward", c.sim.phase[MT_SIM_FORWARD], writes, 0.05);
     expect_near("backward", c.sim.phase[MT_SIM_BACKWARD],
                 hand_compute(&llama70b, 8192, 4096, LAYERS) - forward, 0.05);
-    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_DISK_WRITE);
-    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
+    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_Q_DISK_WRITE);
+    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_Q_COMPUTE);
     mt_plan_choice_finish(&c);
 }
 
@@ -146,7 +146,7 @@ TEST(a_70b_step_whose_updates_are_under_backward_writes_no_gradients)
         mt_plan_choice_finish(&one);
     }
     double kept = 2 * all_elems(&llama70b); /* the embedding's and a layer's gradients, and a ring's, stay in host memory */
-    expect_near("written less", f.sim.bytes[MT_SIM_DISK_WRITE] - b.sim.bytes[MT_SIM_DISK_WRITE], kept, 0.12);
+    expect_near("written less", f.sim.bytes[MT_Q_DISK_WRITE] - b.sim.bytes[MT_Q_DISK_WRITE], kept, 0.12);
     assert_int_equal(b.engine.traffic.written[MT_DISK_GRADIENTS], 0);
     assert_true(f.engine.traffic.written[MT_DISK_GRADIENTS] > 0);
     assert_int_equal(b.plane[MT_PLANE_GRAD].disk_bytes, 0);
@@ -168,10 +168,10 @@ TEST(a_123b_plan_on_four_drives_is_bound_by_compute)
     double bare = c.sim.seconds;
     expect_near("parameters", (double)l->n_params, 122.6e9, 0.001);
     assert_int_equal(c.placement.activations, MT_ACT_RECOMPUTE);
-    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
-    expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], hand_compute(&mistral123b, 262144, 4096, LAYERS), 0.02);
+    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_Q_COMPUTE);
+    expect_near("compute", c.sim.busy[MT_Q_COMPUTE], hand_compute(&mistral123b, 262144, 4096, LAYERS), 0.02);
     assert_true(c.n_tier[MT_UNIT_ON_DISK] + c.n_tier[MT_UNIT_STATES_ON_DISK] > 60);
-    expect_near("step", c.sim.seconds, c.sim.busy[MT_SIM_COMPUTE], 0.05);
+    expect_near("step", c.sim.seconds, c.sim.busy[MT_Q_COMPUTE], 0.05);
     mt_plan_choice_finish(&c);
     /* more host memory is used for states, not for records: these would move states to the drives, and wear them */
     m = make_machine(24, 1536, 4);
@@ -212,7 +212,7 @@ TEST(whole_405b_layers_do_not_fit_24_gib_and_the_plan_says_what_does)
     m.rate[MT_RATE_DEVICE_GIB].value = gib;
     r = make_request(l, &m, 4096, 16);
     assert_int_equal(mt_plan_search(&c, &r, &err), 0);
-    expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], hand_compute(&llama405b, 65536, 4096, LAYERS), 0.02);
+    expect_near("compute", c.sim.busy[MT_Q_COMPUTE], hand_compute(&llama405b, 65536, 4096, LAYERS), 0.02);
     mt_plan_choice_finish(&c);
 }
 
@@ -235,12 +235,12 @@ TEST(a_405b_plan_on_24_gib_is_in_halves_and_bound_by_compute)
     assert_int_equal(c.engine.pool_bytes[MT_POOL_CAST], 0);
     assert_int_equal(c.engine.pool_bytes[MT_POOL_WEIGHTS_VOCAB], 0);
     assert_true(c.engine.device_bytes <= r.placement.device_budget.bytes && c.host_bytes <= r.placement.host_budget.bytes);
-    expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], hand_compute(&llama405b, 262144, 4096, HALVES), 0.02);
+    expect_near("compute", c.sim.busy[MT_Q_COMPUTE], hand_compute(&llama405b, 262144, 4096, HALVES), 0.02);
     /* 262,144 tokens: some 18 and 14 B a parameter on four drives cost 260 and 284 s, compute 9,100; gradients
      * that leave where they were made keep the next half waiting for its 10.5 GB at 25 GB/s, 252 times */
-    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_COMPUTE);
-    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
-    expect_near("step", c.sim.seconds, c.sim.busy[MT_SIM_COMPUTE], 0.05);
+    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_Q_COMPUTE);
+    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_Q_COMPUTE);
+    expect_near("step", c.sim.seconds, c.sim.busy[MT_Q_COMPUTE], 0.05);
     /* all of the state except the weights that fit in host memory; boundaries may be in either */
     double state_bytes = (double)(c.disk_bytes - c.engine.disk_spill_bytes);
     assert_true(state_bytes <= 14.01 * all_elems(&llama405b));
@@ -292,9 +292,9 @@ TEST(a_frozen_70b_is_read_from_its_files_where_memory_is_short)
     assert_true(c.engine.uses_files && !c.engine.uses_disk && c.disk_bytes == 0);
     assert_true(c.host_bytes <= r.placement.host_budget.bytes && (double)c.host_bytes < 0.3 * frozen);
     /* the last layers and the head stay on the device or in staging until backward; the embedding is not needed again */
-    assert_true(c.sim.bytes[MT_SIM_DISK_READ] <= 2 * frozen && c.sim.bytes[MT_SIM_DISK_READ] > 1.8 * frozen);
-    assert_true(c.sim.bytes[MT_SIM_DISK_WRITE] == 0);
-    assert_true(c.sim.seconds >= c.sim.bytes[MT_SIM_DISK_READ] / 7e9); /* one drive of 7 GB/s */
+    assert_true(c.sim.bytes[MT_Q_DISK_READ] <= 2 * frozen && c.sim.bytes[MT_Q_DISK_READ] > 1.8 * frozen);
+    assert_true(c.sim.bytes[MT_Q_DISK_WRITE] == 0);
+    assert_true(c.sim.seconds >= c.sim.bytes[MT_Q_DISK_READ] / 7e9); /* one drive of 7 GB/s */
     assert_int_equal(c.placement.base_blocks, 0);
     mt_plan_choice_finish(&c);
     r.placement.base = MT_BASE_HOST; /* it is larger than host memory */
@@ -313,17 +313,17 @@ TEST(a_frozen_70b_is_faster_with_each_gib_of_host_memory)
     for (uint64_t gib = 48; gib <= 144; gib += 32) {
         r.placement.host_budget.bytes = gib << 30;
         MUST(mt_plan_evaluate, &c, &r, NULL);
-        assert_true(c.sim.bytes[MT_SIM_DISK_WRITE] == 0 && c.host_bytes <= r.placement.host_budget.bytes);
+        assert_true(c.sim.bytes[MT_Q_DISK_WRITE] == 0 && c.host_bytes <= r.placement.host_budget.bytes);
         if (gib < 144) {
             assert_int_equal(c.placement.base, MT_BASE_FILES);
             assert_true(r.placement.host_budget.bytes - c.host_bytes <= (uint64_t)3 << 30); /* a block has 1.7 GB */
         } else {
-            assert_true(!c.engine.uses_files && c.sim.bytes[MT_SIM_DISK_READ] == 0);
+            assert_true(!c.engine.uses_files && c.sim.bytes[MT_Q_DISK_READ] == 0);
         }
-        if (c.sim.bytes[MT_SIM_DISK_READ] > 0.9 * reads || c.sim.seconds > (gib < 112 ? 0.9 : 1) * seconds)
+        if (c.sim.bytes[MT_Q_DISK_READ] > 0.9 * reads || c.sim.seconds > (gib < 112 ? 0.9 : 1) * seconds)
             fail_msg("%d GiB: %lld blocks, %.1f GB in %.1f s", (int)gib, (long long)c.placement.base_blocks,
-                     c.sim.bytes[MT_SIM_DISK_READ] * 1e-9, c.sim.seconds);
-        reads = c.sim.bytes[MT_SIM_DISK_READ];
+                     c.sim.bytes[MT_Q_DISK_READ] * 1e-9, c.sim.seconds);
+        reads = c.sim.bytes[MT_Q_DISK_READ];
         seconds = c.sim.seconds;
         mt_plan_choice_finish(&c);
     }

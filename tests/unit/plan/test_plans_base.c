@@ -81,13 +81,13 @@ static double tokens_per_second(struct step *s, int gib)
     double read = 2 * (2.0 * (double)(s->l->n_params - s->l->n_trained) - in_host);
     print_message("  %3d GiB: %5.0f tokens/s, %3lld blocks (%.0f GB) in host memory, %.0f GB read; forward bound by %s, "
                   "backward by %s\n", gib, rate, (long long)c->engine.base_blocks, in_host / 1e9,
-                  c->sim.bytes[MT_SIM_DISK_READ] / 1e9, mt_sim_resource_name(c->sim.bound[MT_SIM_FORWARD]),
-                  mt_sim_resource_name(c->sim.bound[MT_SIM_BACKWARD]));
+                  c->sim.bytes[MT_Q_DISK_READ] / 1e9, mt_queues[c->sim.bound[MT_SIM_FORWARD]].title,
+                  mt_queues[c->sim.bound[MT_SIM_BACKWARD]].title);
     assert_true(c->engine.device_bytes <= s->r.placement.device_budget.bytes);
     assert_true(c->host_bytes <= s->r.placement.host_budget.bytes);
-    assert_true(c->sim.bytes[MT_SIM_DISK_WRITE] == 0 && c->disk_bytes == 0);
-    if (c->engine.uses_files && !(c->sim.bytes[MT_SIM_DISK_READ] > 0.85 * read && c->sim.bytes[MT_SIM_DISK_READ] <= read))
-        fail_msg("%d GiB: reads %.1f GB, by hand at most %.1f", gib, c->sim.bytes[MT_SIM_DISK_READ] / 1e9, read / 1e9);
+    assert_true(c->sim.bytes[MT_Q_DISK_WRITE] == 0 && c->disk_bytes == 0);
+    if (c->engine.uses_files && !(c->sim.bytes[MT_Q_DISK_READ] > 0.85 * read && c->sim.bytes[MT_Q_DISK_READ] <= read))
+        fail_msg("%d GiB: reads %.1f GB, by hand at most %.1f", gib, c->sim.bytes[MT_Q_DISK_READ] / 1e9, read / 1e9);
     if (c->engine.uses_files && c->engine.base_blocks <= s->l->cfg.n_layers) /* layers, which are read twice, stay before */
         assert_true(c->engine.in_files[0] && c->engine.in_files[s->l->n_units - 1]);
     mt_plan_choice_finish(&s->c);

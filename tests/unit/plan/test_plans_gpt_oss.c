@@ -105,7 +105,7 @@ TEST(adapters_on_packed_experts_are_bound_by_compute_with_96_gib)
     evaluate(&c, &r);
     expect_near("trained", (double)l->n_trained, LAYERS * 16.0 * (2 * (2880 + 4096) + 2 * (2880 + 512)), 1e-9);
     expect_near("packed", (double)c.plane[MT_PLANE_PACKED].host_bytes, experts * (0.5 + 1.0 / 32), 0.001);
-    assert_true(c.sim.bytes[MT_SIM_H2D] >= 2 * 0.95 * experts * (0.5 + 1.0 / 32));
+    assert_true(c.sim.bytes[MT_Q_H2D] >= 2 * 0.95 * experts * (0.5 + 1.0 / 32));
     /* five experts' codes and biases a slot: they are decoded one by one */
     double slot = 5 * (experts / LAYERS / 128 * (0.5 + 1.0 / 32) + 2 * 3 * 2880);
     expect_near("slots", (double)c.engine.pool_bytes[MT_POOL_WEIGHTS], 3 * slot, 0.01);
@@ -115,10 +115,10 @@ TEST(adapters_on_packed_experts_are_bound_by_compute_with_96_gib)
     double pairs = LAYERS / 2 * (double)TOKENS * (ROW + 1) / 2 * 4096, seen = pairs * (2 * 4 / 110e12 + 10 / 85e12);
     /* codes are read and bf16 written, twice; a row of an expert is some 75 KB of traffic in each of three passes */
     double traffic = (2 * 2.53 * experts + 3 * 4.0 * TOKENS * LAYERS * 75e3) / 910e9;
-    expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], products + seen + traffic, 0.1);
-    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_COMPUTE);
-    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
-    expect_near("step", c.sim.seconds, c.sim.busy[MT_SIM_COMPUTE], 0.02);
+    expect_near("compute", c.sim.busy[MT_Q_COMPUTE], products + seen + traffic, 0.1);
+    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_Q_COMPUTE);
+    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_Q_COMPUTE);
+    expect_near("step", c.sim.seconds, c.sim.busy[MT_Q_COMPUTE], 0.02);
     assert_true(TOKENS / c.sim.seconds > 3600);
     mt_plan_choice_finish(&c);
     /* with two drives for experts, host memory holds records, and less is computed again */
@@ -127,8 +127,8 @@ TEST(adapters_on_packed_experts_are_bound_by_compute_with_96_gib)
     r.placement.activations = MT_ACT_OFFLOAD;
     r.placement.slots = 8;
     evaluate(&c, &r);
-    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_COMPUTE);
-    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
+    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_Q_COMPUTE);
+    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_Q_COMPUTE);
     assert_true(TOKENS / c.sim.seconds > 3780);
 }
 
@@ -154,8 +154,8 @@ TEST(adapters_by_host_memory)
         print_message("  %d GiB:", with[i].gib);
         evaluate(&c, &r);
         double codes = experts * (0.5 + 1.0 / 32), on_drives = (double)c.disk_bytes;
-        assert_true(c.sim.bytes[MT_SIM_DISK_READ] <= 2 * (c.engine.uses_files ? codes : on_drives) + 6e9);
-        assert_true(c.sim.bytes[MT_SIM_DISK_WRITE] <= 16.0 * (double)l->n_trained); /* adapters alone */
+        assert_true(c.sim.bytes[MT_Q_DISK_READ] <= 2 * (c.engine.uses_files ? codes : on_drives) + 6e9);
+        assert_true(c.sim.bytes[MT_Q_DISK_WRITE] <= 16.0 * (double)l->n_trained); /* adapters alone */
         assert_true(on_drives < codes && (with[i].gib < 256 || (on_drives == 0 && !c.engine.uses_files)));
         assert_true(TOKENS / c.sim.seconds > with[i].least);
     }
@@ -175,9 +175,9 @@ TEST(frozen_experts_leave_little_to_train_with_256_gib)
     expect_near("packed", (double)c.plane[MT_PLANE_PACKED].host_bytes, experts * (0.5 + 1.0 / 32), 0.001);
     for (int k = MT_PLANE_STATE; k < MT_PLANE_STATE + 2; k++)
         expect_near("moments", (double)c.plane[k].host_bytes, 4.0 * (double)l->n_trained, 0.005);
-    assert_true(c.disk_bytes == 0 && c.sim.bytes[MT_SIM_D2H] < 100e9);
-    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_COMPUTE);
-    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
+    assert_true(c.disk_bytes == 0 && c.sim.bytes[MT_Q_D2H] < 100e9);
+    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_Q_COMPUTE);
+    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_Q_COMPUTE);
     assert_true(TOKENS / c.sim.seconds > 3400);
 }
 
@@ -196,8 +196,8 @@ TEST(all_of_it_is_bound_by_drives_with_512_gib)
     double on_disk = (double)c.disk_bytes;
     /* 14 bytes a parameter, less those in host memory */
     assert_true(on_disk > 14 * (double)l->n_params - (double)r.placement.host_budget.bytes);
-    assert_true(c.sim.bytes[MT_SIM_DISK_WRITE] > 10 * 0.95 * (double)l->n_params);
-    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_DISK_WRITE);
+    assert_true(c.sim.bytes[MT_Q_DISK_WRITE] > 10 * 0.95 * (double)l->n_params);
+    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_Q_DISK_WRITE);
     assert_true(TOKENS / c.sim.seconds > 500 && TOKENS / c.sim.seconds < 750);
 }
 

@@ -56,11 +56,11 @@ TEST(queues_run_in_order_and_wait_for_each_other)
     NEAR(g.task[first].start, 2.0);
     NEAR(g.task[second].start, 7.0); /* its load ended at 3, the compute queue was busy */
     NEAR(r.makespan, 11.0);
-    NEAR(r.idle[MT_SIM_H2D], 2.0);  /* before the first */
-    NEAR(r.idle[MT_SIM_D2H], 3.0);  /* after the last */
-    NEAR(r.critical[MT_SIM_COMPUTE], 6.0);
-    NEAR(r.critical[MT_SIM_H2D], 2.0);
-    NEAR(r.critical[MT_SIM_D2H], 3.0);
+    NEAR(r.idle[MT_Q_H2D], 2.0);  /* before the first */
+    NEAR(r.idle[MT_Q_D2H], 3.0);  /* after the last */
+    NEAR(r.critical[MT_Q_COMPUTE], 6.0);
+    NEAR(r.critical[MT_Q_H2D], 2.0);
+    NEAR(r.critical[MT_Q_D2H], 3.0);
 }
 
 TEST(both_directions_of_a_link_slow_each_other)
@@ -229,21 +229,21 @@ TEST(a_step_takes_at_least_what_each_resource_takes)
             MUST(mt_plan_evaluate, &c, &r, &g);
             assert_int_equal(c.n_micro, 2);
             double most = 0;
-            for (int k = 0; k < MT_SIM_N_RESOURCES; k++)
+            for (int k = 0; k < MT_N_QUEUES; k++)
                 most = fmax(most, c.sim.busy[k]);
             assert_true(c.sim.makespan >= most * (1 - 1e-9));
             double sum = 0;
-            for (int k = 0; k < MT_SIM_N_RESOURCES; k++)
+            for (int k = 0; k < MT_N_QUEUES; k++)
                 sum += c.sim.critical[k];
             NEAR(sum, c.sim.makespan); /* the critical path has no gaps */
-            assert_true(fabs(c.sim.bytes[MT_SIM_H2D] - (double)c.engine.h2d_bytes) < 1);
+            assert_true(fabs(c.sim.bytes[MT_Q_H2D] - (double)c.engine.h2d_bytes) < 1);
             double disk[2] = {0}; /* the engine's own numbers for the step */
             for (int k = 0; k < MT_N_DISK_USES; k++) {
                 disk[0] += (double)c.engine.traffic.read[k];
                 disk[1] += (double)c.engine.traffic.written[k];
             }
-            NEAR(c.sim.bytes[MT_SIM_DISK_READ], disk[0]);
-            NEAR(c.sim.bytes[MT_SIM_DISK_WRITE], disk[1]);
+            NEAR(c.sim.bytes[MT_Q_DISK_READ], disk[0]);
+            NEAR(c.sim.bytes[MT_Q_DISK_WRITE], disk[1]);
             assert_true(slots == 5 || disk[1] > 0);
             for (size_t i = 0; i < g.n; i++)
                 for (int q = 0; q < MT_N_QUEUES; q++)
