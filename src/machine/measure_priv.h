@@ -22,5 +22,3 @@ double mt_measure_median(double *v, int n);
 int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err);
 /** On the cpu device: how copies, updates and compute slow each other down. */
 int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err);
-/** Sequential reads and writes past the page cache in p->disk_dir, alone and together. */
-int mt_measure_disk(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err);
