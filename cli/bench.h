@@ -29,6 +29,22 @@ void bench_describe(char *buf, size_t len, const struct mt_sweep_job *j);
 /** Writes the job's configuration into the folder, as `path`. */
 int bench_write_job(const struct bench *b, const struct mt_sweep_job *j, char *path, size_t len, struct mt_err *err);
 
+/** One run of a job, or of several on one base, in a child process, so that a crash is a row of the table and not the
+ * end of the sweep. */
+struct bench_child {
+    const size_t *job; /* [n] numbers of jobs whose configurations are in the folder */
+    size_t n;
+    int k;             /* which of their runs */
+    const char *steps; /* most steps, or NULL */
+    const char *rates; /* file for rates between its steps, or NULL */
+};
+/**
+ * Runs it and fills r[n]: status ("ok", "does not fit", "exit N", "signal N"), peak memory and, if it is ok, the
+ * medians over its measured steps. b->interrupted: it was asked to stop. A failure of the job is its status, not an
+ * error. Of several, one whose training fails leaves the others "ok"; any other failure is that of all.
+ */
+int bench_child_run(struct mt_sweep_run *r, struct bench *b, const struct bench_child *c, struct mt_err *err);
+
 /** Opens the job's view; close with plan_view_close(). Without a profile of the machine there is no prediction, an
  * error if one was asked for. */
 int bench_predict(struct bench *b, const struct mt_sweep_job *j, struct mt_sweep_prediction *p, struct mt_err *err);

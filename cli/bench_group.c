@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs of a sweep that run on one base. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "bench.h"
-#include "bench_child.h"
 #include "cli.h"
 #include "config/schema.h"
 #include "plan/resolve.h"
@@ -21,6 +18,7 @@
 struct bench_share {
     struct mt_config *cfg;       /* owned; NULL: it cannot be read, which its own run will say */
     struct mt_numerics numerics;
+    struct mt_shared_of of;      /* both */
 };
 
 static bool same_text(const struct mt_config *a, const struct mt_config *b, const struct mt_key *key)
@@ -37,7 +35,7 @@ static const char *alone(const struct bench_share *a)
         return "its configuration cannot be read";
     if (a->cfg->adapter.kind == MT_ADAPTER_NONE)
         return "it trains no adapters (adapter.kind)";
-    return mt_shared_alone(&(struct mt_shared_of){a->cfg, &a->numerics, a->cfg->model.path});
+    return mt_shared_alone(&a->of);
 }
 
 /*
@@ -58,8 +56,7 @@ static const char *bench_share_refusal(const struct bench_share *a, const struct
             return buf;
         }
     }
-    key = mt_shared_difference(&(struct mt_shared_of){a->cfg, &a->numerics, a->cfg->model.path},
-                               &(struct mt_shared_of){b->cfg, &b->numerics, b->cfg->model.path});
+    key = mt_shared_difference(&a->of, &b->of);
     snprintf(buf, len, "%s differs", key ? key : "");
     return key ? buf : NULL;
 }
@@ -114,6 +111,8 @@ int bench_find_groups(struct bench *b, struct mt_err *err)
         if (!rc && (cli_load_file(&s[i].cfg, ini, MT_TO_TRAIN, b->args, NULL)
                  ?: mt_resolve_numerics(&s[i].numerics, s[i].cfg, NULL)))
             mt_config_destroy(&s[i].cfg);
+        if (s[i].cfg)
+            s[i].of = (struct mt_shared_of){s[i].cfg, &s[i].numerics, s[i].cfg->model.path};
         rc = rc ?: find_group(b, s, i, err);
     }
     for (size_t i = 0; s && i < n; i++)
@@ -125,27 +124,7 @@ int bench_find_groups(struct bench *b, struct mt_err *err)
 static int run_shared(struct bench *b, const size_t *job, size_t n, int k, struct mt_sweep_run *r, bool *refused,
                       struct mt_err *err)
 {
-    MT_FREED char (*ini)[3200] = NULL, (*dir)[3300] = NULL;
-    char log[3300], text[7000];
-    int rc = MT_NEW(&ini, n, "a sweep", err) ?: MT_NEW(&dir, n, "a sweep", err);
-    for (size_t i = 0; i < n && !rc; i++) {
-        const struct mt_sweep_job *j = &b->sweep.jobs[job[i]];
-        snprintf(dir[i], sizeof(dir[i]), "%.3000s/runs/%s.%d", b->dir, j->hash, k);
-        snprintf(ini[i], sizeof(ini[i]), "%.3000s/%s.%d.ini", b->dir, j->hash, k);
-        MT_FREED char *whole = realpath(b->dir, NULL);
-        snprintf(text, sizeof(text), "[global]\ninclude = %s.ini\n[checkpoint]\ndir = %.3000s/runs/%s.%d\n", j->hash,
-                 whole ? whole : b->dir, j->hash, k);
-        rc = mt_write_file(ini[i], text, strlen(text), err);
-    }
-    if (!rc && b->sweep.cooldown > 0)
-        usleep((useconds_t)(b->sweep.cooldown * 1e6));
-    snprintf(log, sizeof(log), "%.3000s/%s.%d.log", b->dir, b->sweep.jobs[job[0]].hash, k);
-    if (!rc)
-        rc = bench_child_run(r, &(struct bench_child){.ini = (const char (*)[3200])ini,
-                                                      .dir = (const char (*)[3300])dir, .n = n, .log = log,
-                                                      .warmup_steps = b->sweep.warmup_steps,
-                                                      .all_steps = b->sweep.warmup_steps + b->sweep.steps},
-                             &b->interrupted, err);
+    int rc = bench_child_run(r, b, &(struct bench_child){.job = job, .n = n, .k = k}, err);
     size_t ok = 0;
     for (size_t i = 0; i < n && !rc; i++)
         ok += !strcmp(r[i].status, "ok");

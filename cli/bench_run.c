@@ -3,14 +3,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "bench.h"
-#include "bench_child.h"
 #include "plan_print.h"
 #include "rates.h"
 #include "sweep/sweep.h"
@@ -161,16 +159,8 @@ int bench_predict(struct bench *b, const struct mt_sweep_job *j, struct mt_sweep
 static int run_child(struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
                      const char *steps, const char *rates, struct mt_err *err)
 {
-    char ini[3200], dir[3300], log[3300];
-    int rc = bench_write_job(b, j, ini, sizeof(ini), err);
-    snprintf(dir, sizeof(dir), "%.3000s/runs/%s.%d", b->dir, j->hash, k);
-    snprintf(log, sizeof(log), "%.3000s/%s.%d.log", b->dir, j->hash, k);
-    if (rc)
-        return rc;
-    if (b->sweep.cooldown > 0)
-        usleep((useconds_t)(b->sweep.cooldown * 1e6));
-    return bench_child_run(r, &(struct bench_child){&ini, &dir, 1, log, steps, rates, b->sweep.warmup_steps,
-                                                    b->sweep.warmup_steps + b->sweep.steps}, &b->interrupted, err);
+    const size_t job = (size_t)(j - b->sweep.jobs);
+    return bench_child_run(r, b, &(struct bench_child){&job, 1, k, steps, rates}, err);
 }
 
 /* A run; the machine is measured right before it and between its steps. That takes memory, so the job's own memory is
