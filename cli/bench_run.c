@@ -35,12 +35,14 @@ struct steps {
 /* Predicts a step with a measurement of the operations before and after it. */
 static int predict_step(struct steps *s, int step, double measured, struct mt_err *err)
 {
-    const double *before = rates_log_after(&s->log, step - 1), *after = rates_log_after(&s->log, step);
+    const cJSON *before = rates_log_after(&s->log, step - 1), *after = rates_log_after(&s->log, step);
     double predicted = 0;
     if (!before || !after || !(measured > 0))
         return 0;
-    for (size_t i = 0; i < s->log.n_ops; i++)
-        if (!mt_machine_add_sample(&s->machine, &s->log.ops[i], (before[i] + after[i]) / 2))
+    before = before->child;
+    after = after->child;
+    for (size_t i = 0; i < s->log.n_ops; i++, before = before->next, after = after->next)
+        if (!mt_machine_add_sample(&s->machine, &s->log.ops[i], (before->valuedouble + after->valuedouble) / 2))
             return mt_fail_nomem(err, "a prediction", s->log.n_ops * sizeof(struct mt_op_sample));
     int rc = seconds_with(&predicted, s->view, &s->machine, err);
     if (rc)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rates.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -104,31 +105,23 @@ static bool take_ops(struct rates_log *l, const cJSON *list)
     return n > 0;
 }
 
-static bool take_line(struct rates_log *l, const cJSON *o)
+static bool is_line(const struct rates_log *l, const cJSON *o)
 {
-    const cJSON *step = mt_json_get(o, "step"), *list = mt_json_get(o, "seconds"), *v;
-    size_t i = 0;
-    if (!mt_grow(&l->lines, &l->cap_lines, l->n_lines + 1, sizeof(*l->lines)))
-        return false;
-    double *seconds = mt_calloc(l->n_ops, sizeof(double));
-    l->lines[l->n_lines++] = (struct rates_line){cJSON_IsNumber(step) ? step->valueint : -1, seconds};
-    cJSON_ArrayForEach(v, list) if (seconds && i < l->n_ops) seconds[i++] = v->valuedouble;
-    return i == l->n_ops && cJSON_IsNumber(step);
+    return cJSON_IsNumber(mt_json_get(o, "step")) && cJSON_GetArraySize(mt_json_get(o, "seconds")) >= (int)l->n_ops;
 }
 
 int rates_log_read(struct rates_log *out, const char *path, struct mt_err *err)
 {
     MT_CLOSED_BY(rates_log_finish) struct rates_log l = {0};
-    MT_JSON_FREED cJSON *lines = NULL;
     const cJSON *o;
     bool ok = true, blocks = false;
-    int rc = mt_json_read_lines(&lines, path, err);
+    int rc = mt_json_read_lines(&l.lines, path, err);
     if (rc)
         return rc;
-    cJSON_ArrayForEach(o, lines) {
+    cJSON_ArrayForEach(o, l.lines) {
         const cJSON *ops = mt_json_get(o, "ops");
         blocks |= ops && l.ops;
-        ok = ok && (ops ? !l.ops && take_ops(&l, ops) : l.ops && take_line(&l, o));
+        ok = ok && (ops ? !l.ops && take_ops(&l, ops) : l.ops && is_line(&l, o));
     }
     if (!ok)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s %s", path,
@@ -140,17 +133,16 @@ int rates_log_read(struct rates_log *out, const char *path, struct mt_err *err)
 
 void rates_log_finish(struct rates_log *l)
 {
-    for (size_t i = 0; i < l->n_lines; i++)
-        free(l->lines[i].seconds);
-    free(l->lines);
+    cJSON_Delete(l->lines);
     free(l->ops);
     *l = (struct rates_log){0};
 }
 
-const double *rates_log_after(const struct rates_log *l, int step)
+const cJSON *rates_log_after(const struct rates_log *l, int step)
 {
-    for (size_t i = 0; i < l->n_lines; i++)
-        if (l->lines[i].step == step)
-            return l->lines[i].seconds;
+    const cJSON *o;
+    cJSON_ArrayForEach(o, l->lines)
+        if (mt_json_number(o, "step", NAN) == step)
+            return mt_json_get(o, "seconds");
     return NULL;
 }

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "base/json.h"
 #include "machine/measure.h"
 #include "train/setup.h"
 
@@ -40,13 +41,10 @@ int cli_rates_close(struct cli_rates *r, struct mt_err *err);
 /** The contents of the file; one with several blocks is refused. */
 struct rates_log {
     struct mt_metered *ops;
-    size_t n_ops, n_lines, cap_lines;
-    struct rates_line {
-        int step;
-        double *seconds; /* [n_ops] */
-    } *lines;
+    size_t n_ops;
+    cJSON *lines; /* owned */
 };
 int rates_log_read(struct rates_log *out, const char *path, struct mt_err *err);
 void rates_log_finish(struct rates_log *l);
-/** The times right after the step, or NULL. */
-const double *rates_log_after(const struct rates_log *l, int step);
+/** The list of times right after the step, at least [n_ops], or NULL. */
+const cJSON *rates_log_after(const struct rates_log *l, int step);
