@@ -122,6 +122,7 @@ static double share(uint64_t part, uint64_t whole)
 
 static int print_prepared(const struct mt_inputs *in)
 {
+    const struct mt_sampler_stats *rows = mt_sampler_stats(in->sampler);
     for (size_t i = 0; i < mt_dataset_n_sources(in->data); i++) {
         const struct mt_data_source *src = mt_dataset_source(in->data, i);
         printf("%s: %s, %llu samples, %llu tokens, %.1f%% trained%s\n", src->path, src->stats.format,
@@ -130,9 +131,8 @@ static int print_prepared(const struct mt_inputs *in)
                src->stats.from_cache ? " (cached)" : "");
     }
     printf("%llu rows of %lld tokens, %.1f%% full; %llu steps a pass\n",
-           (unsigned long long)mt_sampler_rows_per_epoch(in->sampler), (long long)in->cfg->numerics.seq_len,
-           100 * mt_sampler_efficiency(in->sampler),
-           (unsigned long long)mt_sampler_steps_per_epoch(in->sampler));
+           (unsigned long long)rows->rows_per_epoch, (long long)in->cfg->numerics.seq_len, 100 * rows->efficiency,
+           (unsigned long long)rows->steps_per_epoch);
     return 0;
 }
 
@@ -230,6 +230,7 @@ static uint64_t n_noted(const struct mt_inputs *in, const char *key)
 static void print_stats(const struct mt_inputs *in, const struct tally *t, bool refused)
 {
     const struct mt_dataset_stats *d = mt_dataset_stats(in->data);
+    const struct mt_sampler_stats *rows = mt_sampler_stats(in->sampler);
     printf("Source                             samples       tokens  trained   longest  over-long  duplicates  weight\n");
     for (size_t i = 0; i < mt_dataset_n_sources(in->data); i++) {
         const struct mt_data_source *src = mt_dataset_source(in->data, i);
@@ -266,9 +267,8 @@ static void print_stats(const struct mt_inputs *in, const struct tally *t, bool 
     printf("\nEvaluation  %llu samples\n", (unsigned long long)in->held_out.n);
     printf("Packing     %llu rows of %lld tokens, %.2f%% full, %.1f samples a row at most; %llu steps a "
            "pass\n",
-           (unsigned long long)mt_sampler_n_rows(in->sampler), (long long)in->cfg->numerics.seq_len,
-           100 * mt_sampler_efficiency(in->sampler), (double)mt_sampler_max_docs_per_row(in->sampler),
-           (unsigned long long)mt_sampler_steps_per_epoch(in->sampler));
+           (unsigned long long)rows->n_rows, (long long)in->cfg->numerics.seq_len, 100 * rows->efficiency,
+           (double)rows->max_docs_per_row, (unsigned long long)rows->steps_per_epoch);
 }
 
 static void add_pairs(cJSON *o, const struct cli_pairs *p)
@@ -291,6 +291,7 @@ static void add_notes(cJSON *o, const struct mt_notes *l)
 static int print_stats_json(const struct mt_inputs *in, const struct tally *t, struct mt_err *err)
 {
     const struct mt_dataset_stats *d = mt_dataset_stats(in->data);
+    const struct mt_sampler_stats *rows = mt_sampler_stats(in->sampler);
     mt_json_begin();
     MT_JSON_FREED cJSON *o = cJSON_CreateObject();
     cJSON *list = cJSON_AddArrayToObject(o, "sources");
@@ -312,8 +313,7 @@ static int print_stats_json(const struct mt_inputs *in, const struct tally *t, s
     mt_json_put(o, "duplicates=%f, leaked=%f, eval_samples=%f, p50=%f, p90=%f, p99=%f, rows=%f, efficiency=%f, "
                 "steps_per_epoch=%f, bin_width=%f", (double)t->n_duplicates, (double)t->n_leaked,
                 (double)in->held_out.n, (double)t->p50, (double)t->p90, (double)t->p99,
-                (double)mt_sampler_n_rows(in->sampler), mt_sampler_efficiency(in->sampler),
-                (double)mt_sampler_steps_per_epoch(in->sampler), (double)t->bin_width);
+                (double)rows->n_rows, rows->efficiency, (double)rows->steps_per_epoch, (double)t->bin_width);
     cJSON *bins = cJSON_AddArrayToObject(o, "histogram");
     for (int i = 0; i < BARS; i++)
         mt_json_append(bins, cJSON_CreateNumber((double)t->bins[i]));

@@ -13,7 +13,7 @@ static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
     int rc = mt_step_data_init(&data, sampler, err);
     MT_FREED double *loss = NULL;
     size_t cap = 0;
-    for (uint64_t i = 0; !rc && i < mt_sampler_steps_per_epoch(sampler); i++) {
+    for (uint64_t i = 0; !rc && i < mt_sampler_stats(sampler)->steps_per_epoch; i++) {
         size_t docs = 0, at = 0, n;
         rc = mt_sampler_fill(sampler, i, &data, err);
         const struct mt_batch *b = mt_step_whole(&data, &n);

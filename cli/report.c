@@ -93,7 +93,7 @@ static void warn_of_few_steps(const struct mt_inputs *in, uint64_t rows)
 {
     enum { FEW = 50, ENOUGH = 100 };
     const struct mt_config *c = in->cfg;
-    uint64_t filled = mt_sampler_rows_per_epoch(in->sampler), steps = in->total_steps;
+    uint64_t filled = mt_sampler_stats(in->sampler)->rows_per_epoch, steps = in->total_steps;
     uint64_t len = (uint64_t)c->numerics.seq_len;
     bool whole = filled < rows, by_rows = c->train.batch_size > 0;
     if (mt_objective_of(&in->numerics)->rollouts || (!whole && (c->train.steps || steps >= FEW)))
@@ -117,6 +117,7 @@ static void warn_of_few_steps(const struct mt_inputs *in, uint64_t rows)
 static void print_data(const struct mt_setup *s, const struct mt_inputs *in, const struct mt_numerics *n)
 {
     const struct mt_dataset_stats *d = mt_dataset_stats(in->data);
+    const struct mt_sampler_stats *of = mt_sampler_stats(in->sampler);
     const struct mt_layout *l = mt_setup_layout_of(s, (size_t)(in - s->in));
     size_t rows = (size_t)n->rows_per_step, micro = mt_div_up(rows, (size_t)n->micro_batch) * mt_row_chunks(n);
     if (s->n_learners > 1)
@@ -128,16 +129,14 @@ static void print_data(const struct mt_setup *s, const struct mt_inputs *in, con
     cli_say("Data     %s%s: %llu samples, %llu tokens, %.1f%% trained; %llu rows of %lld, %.1f%% full\n",
             d->format, d->from_cache ? " (cached)" : "", (unsigned long long)d->n_samples,
             (unsigned long long)d->n_tokens, 100.0 * (double)d->n_trained / (double)d->n_tokens,
-            (unsigned long long)mt_sampler_n_rows(in->sampler), (long long)in->cfg->numerics.seq_len,
-            100 * mt_sampler_efficiency(in->sampler));
+            (unsigned long long)of->n_rows, (long long)in->cfg->numerics.seq_len, 100 * of->efficiency);
     if (d->n_truncated || d->n_dropped || d->n_split || d->n_untrained)
         cli_say("         %llu samples truncated, %llu dropped, %llu split, %llu without a "
                         "trained token\n",
                 (unsigned long long)d->n_truncated, (unsigned long long)d->n_dropped,
                 (unsigned long long)d->n_split, (unsigned long long)d->n_untrained);
     cli_say("Steps    %llu of %zu sequences in %zu micro-batches; %llu a pass over the data\n",
-            (unsigned long long)in->total_steps, rows, micro,
-            (unsigned long long)mt_sampler_steps_per_epoch(in->sampler));
+            (unsigned long long)in->total_steps, rows, micro, (unsigned long long)of->steps_per_epoch);
     warn_of_few_steps(in, rows);
 }
 

@@ -170,7 +170,7 @@ static int run_steps(struct mt_session *s, const struct sinks *to, size_t n_top,
 {
     struct score_journal *j = to->journal;
     mt_sampler *sampler = s->setup->in->eval_sampler;
-    uint64_t n = mt_sampler_steps_per_epoch(sampler);
+    uint64_t n = mt_sampler_stats(sampler)->steps_per_epoch;
     MT_CLOSED_BY(mt_step_data_finish) struct mt_step_data data = {.n = 0};
     struct scratch k = {.n_top = 0};
     int rc = mt_step_data_init(&data, sampler, err) ?: init(&k, &data, n_top, err);
@@ -280,7 +280,7 @@ static int score(struct mt_setup *setup, const struct cli_args *args, const char
     struct mt_session s;
     MT_CLOSED_BY(score_journal_close) struct score_journal j = {0};
     const struct mt_inputs *in = setup->in;
-    size_t answers = mt_sampler_n_answers(in->eval_sampler), before = 0;
+    size_t answers = mt_sampler_stats(in->eval_sampler)->n_answers, before = 0;
     size_t n = answers ? answers : (size_t)mt_dataset_stats(in->eval_data)->n_samples;
     mt_setup_adopt_checkpoint(setup);
     int rc = mt_session_start(&s, setup, err);

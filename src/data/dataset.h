@@ -128,22 +128,22 @@ typedef struct mt_sampler mt_sampler;
 
 int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struct mt_err *err);
 void mt_sampler_destroy(mt_sampler **s);
-uint64_t mt_sampler_n_rows(const mt_sampler *s);
-/** Rows that an epoch visits: n_rows, unless weights say otherwise. */
-uint64_t mt_sampler_rows_per_epoch(const mt_sampler *s);
-uint64_t mt_sampler_steps_per_epoch(const mt_sampler *s);
+/** What rows are made of the samples. */
+struct mt_sampler_stats {
+    uint64_t n_rows;
+    uint64_t rows_per_epoch;  /* that an epoch visits: n_rows, unless weights say otherwise */
+    uint64_t steps_per_epoch;
+    double efficiency;        /* tokens in rows / (rows * seq_len) */
+    size_t max_docs_per_row;  /* most documents in a row: a micro-batch needs a capacity of micro_batch times that */
+    size_t n_answers;         /* by mt_batch.sample, mismatched ones included; 0: the data have none */
+};
+const struct mt_sampler_stats *mt_sampler_stats(const mt_sampler *s);
 /** Rows, of all epochs, before a step. */
 uint64_t mt_sampler_rows_before(const mt_sampler *s, uint64_t step);
 /** The first step that begins at or after so many rows, no earlier than the one that mt_sampler_go_on() names. */
 uint64_t mt_sampler_step_at(const mt_sampler *s, uint64_t rows);
 /** From `step` on, steps have the rows that follow on the first `rows`: those before had other numbers of rows. */
 void mt_sampler_go_on(mt_sampler *s, uint64_t step, uint64_t rows);
-/** Tokens in rows / (rows * seq_len). */
-double mt_sampler_efficiency(const mt_sampler *s);
-/** Most documents in a row: a micro-batch needs a capacity of micro_batch times that. */
-size_t mt_sampler_max_docs_per_row(const mt_sampler *s);
-/** Answers by mt_batch.sample, mismatched ones included; 0: the data have none. */
-size_t mt_sampler_n_answers(const mt_sampler *s);
 /** Allocates buffers for a step; release them with mt_step_data_finish(). */
 int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_err *err);
 void mt_step_data_finish(struct mt_step_data *sd);

@@ -34,8 +34,8 @@ struct tokens {
 
 struct mt_sampler {
     struct mt_sampler_params p;
-    uint64_t n_samples, n_rows, n_tokens;
-    uint64_t n_visits;    /* rows that an epoch visits */
+    struct mt_sampler_stats stats;
+    uint64_t n_samples, n_tokens;
     uint64_t from_step, from_rows; /* so many rows come before that step */
     struct mt_arrays arrays; /* what follows */
     uint32_t *list;       /* samples by group; NULL if there is one group */
@@ -43,7 +43,6 @@ struct mt_sampler {
     size_t n_groups;
     uint64_t *row_start;  /* items of row r: [row_start[r], row_start[r + 1]) */
     uint32_t *items;
-    size_t max_docs;
     struct tokens own;               /* the current sample's */
     union mt_rollout_values *values; /* of rollouts, those of the current sample */
     struct tokens other, joined; /* if answers are mismatched: of the item that lends its own; prompt and answer */
@@ -107,7 +106,7 @@ static uint32_t take_row(struct filler *k, size_t len, size_t *n_free)
         return row;
     }
     *n_free = k->s->p.seq_len;
-    return (uint32_t)k->s->n_rows++;
+    return (uint32_t)k->s->stats.n_rows++;
 }
 
 static uint64_t listed(const mt_sampler *s, uint64_t i)
@@ -197,7 +196,7 @@ static int fill_window(struct filler *k, uint64_t first, size_t n, struct mt_err
         qsort(k->window, n, sizeof(k->window[0]), longest_first);
     for (size_t i = 0; i < n; i++) {
         size_t n_free = s->p.seq_len, len = k->window[i].len;
-        uint32_t row = s->p.packing ? take_row(k, len, &n_free) : (uint32_t)s->n_rows++;
+        uint32_t row = s->p.packing ? take_row(k, len, &n_free) : (uint32_t)s->stats.n_rows++;
         k->row_of[k->window[i].place] = row;
         if (s->p.packing && n_free - len > 1) /* a sample of one token trains nothing */
             push_row(k, row, n_free - len);
@@ -207,17 +206,17 @@ static int fill_window(struct filler *k, uint64_t first, size_t n, struct mt_err
 
 static int collect_rows(mt_sampler *s, const uint32_t *row_of, struct mt_err *err)
 {
-    s->row_start = mt_arrays_add(&s->arrays, s->n_rows + 2, sizeof(*s->row_start));
+    s->row_start = mt_arrays_add(&s->arrays, s->stats.n_rows + 2, sizeof(*s->row_start));
     s->items = mt_arrays_add(&s->arrays, s->n_samples, sizeof(*s->items));
     if (s->arrays.failed)
         return mt_fail_nomem(err, "packed rows", s->n_samples * 12);
     for (uint64_t i = 0; i < s->n_samples; i++)
         s->row_start[row_of[i] + 2]++;
-    for (uint64_t r = 0; r < s->n_rows; r++) {
-        s->max_docs = MT_MAX(s->max_docs, s->row_start[r + 2]);
+    for (uint64_t r = 0; r < s->stats.n_rows; r++) {
+        s->stats.max_docs_per_row = MT_MAX(s->stats.max_docs_per_row, s->row_start[r + 2]);
         s->row_start[r + 2] += s->row_start[r + 1];
     }
-    s->max_docs *= mt_dataset_stats(s->p.data)->answers ? s->p.mismatch ? 4 : 2 : 1;
+    s->stats.max_docs_per_row *= mt_dataset_stats(s->p.data)->answers ? s->p.mismatch ? 4 : 2 : 1;
     for (size_t k = 0; k < s->n_groups; k++) {
         const struct group *g = &s->groups[k];
         for (uint64_t i = g->first; i < g->first + g->n_samples; i++)
@@ -235,12 +234,12 @@ static int fill_group(struct filler *k, struct group *g, struct mt_err *err)
         k->head[i] = NONE;
     memset(k->bitmap, 0, (s->p.seq_len / 64 + 1) * sizeof(*k->bitmap));
     k->g = g;
-    g->first_row = s->n_rows;
+    g->first_row = s->stats.n_rows;
     for (uint64_t at = 0; at < g->n_samples && !rc; at += WINDOW)
         rc = fill_window(k, g->first + at, (size_t)MT_MIN((uint64_t)WINDOW, g->n_samples - at), err);
-    g->n_rows = s->n_rows - g->first_row;
+    g->n_rows = s->stats.n_rows - g->first_row;
     g->n_visits = MT_MAX((uint64_t)llround(g->weight * (double)g->n_rows), (uint64_t)1);
-    s->n_visits += g->n_visits;
+    s->stats.rows_per_epoch += g->n_visits;
     return rc;
 }
 
@@ -323,6 +322,15 @@ static int init_batch(struct mt_batch *b, const mt_sampler *s, size_t tokens, si
     return !rc && s->values ? mt_batch_init_rollouts(b, err) : rc;
 }
 
+static void fill_stats(mt_sampler *s)
+{
+    const struct mt_dataset_stats *d = mt_dataset_stats(s->p.data);
+    struct mt_sampler_stats *of = &s->stats;
+    of->steps_per_epoch = mt_div_up(of->rows_per_epoch, s->p.rows_per_step);
+    of->efficiency = (double)s->n_tokens / ((double)of->n_rows * (double)s->p.seq_len);
+    of->n_answers = d->answers ? (size_t)d->n_samples * (s->p.mismatch ? 4 : 2) : 0;
+}
+
 int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_sampler_destroy) mt_sampler *s = NULL;
@@ -337,8 +345,10 @@ int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struc
     if (mt_dataset_rollout(p->data, 0))
         s->values = mt_arrays_add(&s->arrays, p->seq_len, sizeof(*s->values));
     rc = s->arrays.failed ? mt_fail_nomem(err, "the sampler", p->seq_len) : make_groups(s, err) ?: pack(s, err);
-    if (!rc)
+    if (!rc) {
+        fill_stats(s);
         *out = MT_GIVE(s);
+    }
     return rc;
 }
 
@@ -350,26 +360,16 @@ void mt_sampler_destroy(mt_sampler **s)
     *s = NULL;
 }
 
-uint64_t mt_sampler_n_rows(const mt_sampler *s)
+const struct mt_sampler_stats *mt_sampler_stats(const mt_sampler *s)
 {
-    return s->n_rows;
-}
-
-uint64_t mt_sampler_rows_per_epoch(const mt_sampler *s)
-{
-    return s->n_visits;
-}
-
-uint64_t mt_sampler_steps_per_epoch(const mt_sampler *s)
-{
-    return mt_div_up(s->n_visits, s->p.rows_per_step);
+    return &s->stats;
 }
 
 /* Of steps from the beginning of an epoch. */
 static uint64_t rows_of(const mt_sampler *s, uint64_t steps)
 {
-    uint64_t per_epoch = mt_sampler_steps_per_epoch(s);
-    return steps / per_epoch * s->n_visits + steps % per_epoch * s->p.rows_per_step;
+    uint64_t per_epoch = s->stats.steps_per_epoch;
+    return steps / per_epoch * s->stats.rows_per_epoch + steps % per_epoch * s->p.rows_per_step;
 }
 
 void mt_sampler_go_on(mt_sampler *s, uint64_t step, uint64_t rows)
@@ -382,42 +382,26 @@ uint64_t mt_sampler_rows_before(const mt_sampler *s, uint64_t step)
 {
     if (step < s->from_step)
         return rows_of(s, step);
-    uint64_t left = s->n_visits - s->from_rows % s->n_visits, n = step - s->from_step;
+    uint64_t left = s->stats.rows_per_epoch - s->from_rows % s->stats.rows_per_epoch, n = step - s->from_step;
     uint64_t first = mt_div_up(left, s->p.rows_per_step); /* steps to the end of the epoch */
     return s->from_rows + (n < first ? n * s->p.rows_per_step : left + rows_of(s, n - first));
 }
 
 uint64_t mt_sampler_step_at(const mt_sampler *s, uint64_t rows)
 {
-    uint64_t left = s->n_visits - s->from_rows % s->n_visits, n = rows - MT_MIN(rows, s->from_rows);
+    const uint64_t epoch = s->stats.rows_per_epoch, each = s->p.rows_per_step;
+    uint64_t left = epoch - s->from_rows % epoch, n = rows - MT_MIN(rows, s->from_rows);
     if (n <= left)
-        return s->from_step + mt_div_up(n, s->p.rows_per_step);
+        return s->from_step + mt_div_up(n, each);
     n -= left;
-    return s->from_step + mt_div_up(left, s->p.rows_per_step) +
-           n / s->n_visits * mt_sampler_steps_per_epoch(s) + mt_div_up(n % s->n_visits, s->p.rows_per_step);
-}
-
-double mt_sampler_efficiency(const mt_sampler *s)
-{
-    return (double)s->n_tokens / ((double)s->n_rows * (double)s->p.seq_len);
-}
-
-size_t mt_sampler_max_docs_per_row(const mt_sampler *s)
-{
-    return s->max_docs;
-}
-
-size_t mt_sampler_n_answers(const mt_sampler *s)
-{
-    const struct mt_dataset_stats *d = mt_dataset_stats(s->p.data);
-    return d->answers ? (size_t)d->n_samples * (s->p.mismatch ? 4 : 2) : 0;
+    return s->from_step + mt_div_up(left, each) + n / epoch * s->stats.steps_per_epoch + mt_div_up(n % epoch, each);
 }
 
 int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_err *err)
 {
     size_t chunks = MT_MAX(s->p.chunks, (size_t)1), rows = mt_div_up(s->p.rows_per_step, s->p.micro_batch);
     size_t tokens = s->p.micro_batch * s->p.seq_len, part = mt_div_up(tokens, chunks);
-    size_t docs = s->p.micro_batch * s->max_docs;
+    size_t docs = s->p.micro_batch * s->stats.max_docs_per_row;
     *sd = (struct mt_step_data){.cap = rows * chunks, .chunks = chunks};
     sd->micro = mt_calloc(sd->cap, sizeof(*sd->micro));
     sd->row = chunks > 1 ? mt_calloc(rows, sizeof(*sd->row)) : NULL;
@@ -537,7 +521,7 @@ static int add_row(mt_sampler *s, uint64_t row, struct mt_batch *b, struct mt_er
 static uint64_t row_at(const mt_sampler *s, uint64_t epoch, uint64_t i)
 {
     if (s->p.shuffle && s->n_groups > 1) /* mixes the rows of all groups */
-        i = mt_permute(i, s->n_visits, s->p.seed, STREAM_MIX + epoch);
+        i = mt_permute(i, s->stats.rows_per_epoch, s->p.seed, STREAM_MIX + epoch);
     const struct group *g = s->groups;
     while (i >= g->n_visits)
         i -= g++->n_visits;
@@ -569,8 +553,9 @@ static int add_chunks(mt_sampler *s, uint64_t row, struct mt_step_data *out, str
 
 int mt_sampler_fill(mt_sampler *s, uint64_t step, struct mt_step_data *out, struct mt_err *err)
 {
-    uint64_t at = mt_sampler_rows_before(s, step), epoch = at / s->n_visits, first = at % s->n_visits;
-    uint64_t end = MT_MIN(first + s->p.rows_per_step, s->n_visits);
+    const uint64_t all = s->stats.rows_per_epoch;
+    uint64_t at = mt_sampler_rows_before(s, step), epoch = at / all, first = at % all;
+    uint64_t end = MT_MIN(first + s->p.rows_per_step, all);
     out->n = out->n_tokens = out->n_loss = 0;
     out->step = step;
     for (uint64_t r = first; r < end && s->p.chunks > 1; r++) {

@@ -53,7 +53,7 @@ static int evaluate_on(const struct evaluation *e, mt_sampler *sampler, struct m
     *unread = rc;
     if (rc)
         return rc;
-    uint64_t steps = mt_sampler_steps_per_epoch(sampler);
+    uint64_t steps = mt_sampler_stats(sampler)->steps_per_epoch;
     while (on.at < steps && !rc) {
         rc = evaluate_step(e, sampler, &on, &data, &sum, unread, err);
         on.at += !rc;

@@ -329,7 +329,7 @@ static struct mt_sampler_params sampler_params(const struct mt_inputs *in, const
 static void go_on(struct mt_inputs *in)
 {
     const struct mt_resumed *r = &in->resumed;
-    uint64_t n = mt_sampler_rows_per_epoch(in->sampler), was = r->rows_per_epoch, rows = r->rows;
+    uint64_t n = mt_sampler_stats(in->sampler)->rows_per_epoch, was = r->rows_per_epoch, rows = r->rows;
     uint64_t per = (uint64_t)in->cfg->policy.steps_per_round, round = r->step / per;
     if (in->cfg->policy.rollouts[0]) { /* each round has data of its own, and begins with them */
         mt_sampler_go_on(in->sampler, round * per, round * n);
@@ -387,7 +387,8 @@ static uint64_t share_of(const struct mt_inputs *in, double steps)
 static int count_steps(struct mt_inputs *in, const struct mt_numerics *n, struct mt_err *err)
 {
     const struct mt_config *c = in->cfg;
-    uint64_t per_epoch = mt_sampler_steps_per_epoch(in->sampler), rows = mt_sampler_rows_per_epoch(in->sampler);
+    const struct mt_sampler_stats *epoch = mt_sampler_stats(in->sampler);
+    uint64_t per_epoch = epoch->steps_per_epoch, rows = epoch->rows_per_epoch;
     uint64_t before = in->moved ? mt_sampler_rows_before(in->sampler, in->resumed.step) : 0;
     uint64_t tokens = (uint64_t)c->train.tokens, done = MT_MIN(tokens, before * (uint64_t)n->seq_len);
     if (c->train.steps)
@@ -451,7 +452,7 @@ uint64_t mt_inputs_prepared_rows(struct mt_config *cfg, const struct mt_hf_confi
     struct mt_sampler_params p = sampler_params(&in, n);
     p.micro_batch = (size_t)MT_MAX(n->micro_batch, (int64_t)1);
     if (!rc && !mt_sampler_create(&in.sampler, &p, &unsaid))
-        rows = mt_sampler_rows_per_epoch(in.sampler);
+        rows = mt_sampler_stats(in.sampler)->rows_per_epoch;
     return rows;
 }
 

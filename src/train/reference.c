@@ -15,7 +15,7 @@ static const char START[] = "start";
 /* Held-out samples of the training data have numbers of that, and their place. */
 static size_t evaluation_at(const struct mt_inputs *in)
 {
-    return in->eval_data ? mt_sampler_n_answers(in->sampler) : 0;
+    return in->eval_data ? mt_sampler_stats(in->sampler)->n_answers : 0;
 }
 
 const double *mt_reference_of_training(const struct mt_train_state *st)
@@ -81,8 +81,8 @@ struct visit {
 /* A pass over all rows that begins at step `first` ends within so many steps. */
 static uint64_t last_of_pass(const mt_sampler *s, uint64_t first, uint64_t end)
 {
-    uint64_t epoch = mt_sampler_steps_per_epoch(s);
-    bool whole = mt_sampler_rows_per_epoch(s) >= mt_sampler_n_rows(s); /* an epoch visits all rows */
+    uint64_t epoch = mt_sampler_stats(s)->steps_per_epoch;
+    bool whole = mt_sampler_stats(s)->rows_per_epoch >= mt_sampler_stats(s)->n_rows; /* an epoch visits all rows */
     return whole ? MT_MIN(end, first ? first + 2 * epoch : epoch) : end;
 }
 
@@ -118,14 +118,16 @@ static int visit(struct visit *v, mt_sampler *sampler, uint64_t first, uint64_t 
 static int visit_all(struct visit *v, const struct mt_inputs *in, uint64_t first, double *of, struct mt_err *err)
 {
     int rc = visit(v, in->sampler, first, in->total_steps, of, err);
-    return rc || !in->eval_sampler ? rc : visit(v, in->eval_sampler, 0, mt_sampler_steps_per_epoch(in->eval_sampler),
-                                                of + evaluation_at(in), err);
+    if (rc || !in->eval_sampler)
+        return rc;
+    uint64_t steps = mt_sampler_stats(in->eval_sampler)->steps_per_epoch;
+    return visit(v, in->eval_sampler, 0, steps, of + evaluation_at(in), err);
 }
 
 size_t mt_reference_count(const struct mt_inputs *in)
 {
-    return mt_sampler_n_answers(in->sampler) +
-           (in->eval_data && in->eval_sampler ? mt_sampler_n_answers(in->eval_sampler) : 0);
+    return mt_sampler_stats(in->sampler)->n_answers +
+           (in->eval_data && in->eval_sampler ? mt_sampler_stats(in->eval_sampler)->n_answers : 0);
 }
 
 bool mt_reference_is_start(const struct mt_inputs *in)
@@ -142,7 +144,7 @@ static const char *known_of(const struct mt_train_state *st)
 /* Forgets what is of other data than the run's. */
 static int fit(const struct mt_inputs *in, struct mt_train_state *st, struct mt_err *err)
 {
-    size_t n = mt_reference_count(in), own = mt_sampler_n_answers(in->sampler);
+    size_t n = mt_reference_count(in), own = mt_sampler_stats(in->sampler)->n_answers;
     bool older = !st->reference_data; /* a checkpoint of an earlier version, which does not say of which data it is */
     bool training = older || st->reference_data == mt_dataset_hash(in->data);
     if (training && st->n_reference == n && (older || st->reference_eval == mt_dataset_hash(in->eval_data)))
@@ -184,7 +186,7 @@ int mt_reference_fill(struct mt_session *s, size_t learner, const struct mt_inpu
 
 int mt_reference_compare(struct mt_session *s, const struct mt_inputs *in, const double *known, struct mt_err *err)
 {
-    size_t n = mt_sampler_n_answers(in->sampler), differ = 0, far = 0;
+    size_t n = mt_sampler_stats(in->sampler)->n_answers, differ = 0, far = 0;
     MT_FREED double *of = mt_reference_new(n, err);
     int rc = of ? visit(&(struct visit){.session = s}, in->sampler, 0, 1, of, err) : -ENOMEM;
     for (size_t i = 0; i < n && !rc; i++) {

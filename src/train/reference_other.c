@@ -94,7 +94,7 @@ static int take_file(const struct mt_inputs *in, const char *path, double *of, s
     if (!rc)
         look_up(in->data, &k, of, &m);
     if (!rc && in->eval_data)
-        look_up(in->eval_data, &k, of + mt_sampler_n_answers(in->sampler), &m);
+        look_up(in->eval_data, &k, of + mt_sampler_stats(in->sampler)->n_answers, &m);
     free(k.items);
     if (rc || !m.n)
         return rc;

@@ -424,8 +424,8 @@ static int open_loop(struct mt_loop *l, const struct mt_train_params *p, struct 
     p->state->blocks.on = p->block_end > 0 && setup->choice.layout->share == 1;
     mt_best_begin(p->state, l->in->cfg->eval.best_by, mt_inputs_eval_hash(l->in));
     l->evaluated = p->state->eval_step == p->state->step && p->state->step;
-    p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l->in->sampler);
-    p->state->rows_per_epoch = mt_sampler_rows_per_epoch(l->in->sampler);
+    p->state->steps_per_epoch = mt_sampler_stats(l->in->sampler)->steps_per_epoch;
+    p->state->rows_per_epoch = mt_sampler_stats(l->in->sampler)->rows_per_epoch;
     p->state->rows = mt_sampler_rows_before(l->in->sampler, p->state->step);
     p->state->total_steps = l->in->total_steps;
     mt_engine_set_updates(l->s->engine, p->learner, p->state->updates, p->state->blocks.updates);

@@ -127,7 +127,7 @@ TEST_WITH(overlong_samples_are_cut_when_read_and_never_stored_cut, open_folder, 
 static int visits(mt_sampler *s, uint64_t epoch, uint32_t token, uint64_t *seen)
 {
     struct mt_step_data sd;
-    uint64_t per = mt_sampler_steps_per_epoch(s);
+    uint64_t per = mt_sampler_stats(s)->steps_per_epoch;
     int n = 0;
     assert_int_equal(mt_step_data_init(&sd, s, NULL), 0);
     for (uint64_t i = 0; i < per; i++) {
@@ -158,7 +158,7 @@ TEST_WITH(weights_say_how_often_an_epoch_visits_a_file, open_folder, close_folde
         struct mt_sampler_params p = {d, NULL, 6, 7, 3, true, shuffle, 9, true};
         uint64_t seen[120] = {0};
         assert_int_equal(mt_sampler_create(&s, &p, NULL), 0);
-        assert_int_equal(mt_sampler_rows_per_epoch(s), 40 + 100 + 10);
+        assert_int_equal(mt_sampler_stats(s)->rows_per_epoch, 40 + 100 + 10);
         for (uint64_t epoch = 0; epoch < 4; epoch++) {
             assert_int_equal(visits(s, epoch, 1, seen), 40);
             assert_int_equal(visits(s, epoch, 2, seen), 100);
@@ -169,7 +169,7 @@ TEST_WITH(weights_say_how_often_an_epoch_visits_a_file, open_folder, close_folde
         mt_sampler_destroy(&s);
         p.weighted = false;
         assert_int_equal(mt_sampler_create(&s, &p, NULL), 0);
-        assert_int_equal(mt_sampler_rows_per_epoch(s), 120);
+        assert_int_equal(mt_sampler_stats(s)->rows_per_epoch, 120);
         mt_sampler_destroy(&s);
     }
     mt_dataset_destroy(&d);

@@ -62,8 +62,8 @@ TEST(packing_fills_rows)
     struct fixture f;
     make(&f, 20000, 1024, 120);
     mt_sampler *s = sampler(&f, 1024, 8, 2, true, true);
-    if (!(mt_sampler_efficiency(s) >= 0.98))
-        fail_msg("packing efficiency %.4f", mt_sampler_efficiency(s));
+    if (!(mt_sampler_stats(s)->efficiency >= 0.98))
+        fail_msg("packing efficiency %.4f", mt_sampler_stats(s)->efficiency);
     mt_sampler_destroy(&s);
     finish(&f);
 }
@@ -76,7 +76,7 @@ TEST(every_sample_comes_once_an_epoch)
     for (int v = 0; v < 4; v++) {
         mt_sampler *s = sampler(&f, LEN, 6, 4, v & 1, v & 2);
         struct mt_step_data sd;
-        uint64_t per = mt_sampler_steps_per_epoch(s);
+        uint64_t per = mt_sampler_stats(s)->steps_per_epoch;
         assert_int_equal(mt_step_data_init(&sd, s, NULL), 0);
         for (uint64_t epoch = 0; epoch < 2; epoch++) {
             int seen[N] = {0};
@@ -264,7 +264,7 @@ TEST(chunks_of_a_row_are_the_row)
         assert_int_equal(mt_sampler_create(&cut, &p, NULL), 0);
         struct mt_step_data a, b;
         assert_int_equal(mt_step_data_init(&a, whole, NULL) | mt_step_data_init(&b, cut, NULL), 0);
-        for (uint64_t step = 0; step < mt_sampler_steps_per_epoch(whole); step++) {
+        for (uint64_t step = 0; step < mt_sampler_stats(whole)->steps_per_epoch; step++) {
             assert_int_equal(mt_sampler_fill(whole, step, &a, NULL) | mt_sampler_fill(cut, step, &b, NULL), 0);
             assert_int_equal(b.n, CHUNKS * a.n);
             assert_int_equal(b.n_loss, a.n_loss);
