@@ -25,15 +25,6 @@ uint64_t mt_plan_host_limit(const struct mt_plan_request *r)
     return r->placement.host_budget.bytes + r->more[r->placement.host];
 }
 
-static uint64_t process_bytes(const struct mt_plan_request *r, uint64_t tokens_per_step)
-{
-    return r->process ? r->process : mt_plan_process_bytes(&(struct mt_plan_process){.resident = r->resident,
-                                                           .layout = r->layout,
-                                                           .loading = r->loading,
-                                                           .threads = (int)r->placement.threads,
-                                                           .tokens_per_step = tokens_per_step});
-}
-
 int mt_plan_meter(mt_device **dev, const struct mt_plan_request *r, uint64_t budget, struct mt_err *err)
 {
     const struct mt_device_kind *kind = mt_device_kind(mt_machine_device_kind(r->machine));
@@ -139,7 +130,7 @@ static struct mt_engine_params params_of(const struct mt_plan_request *r, mt_dev
         p.placement.update = MT_UPDATE_FORWARD;
     if (p.placement.update == MT_UPDATE_BACKWARD && p.placement.update_pending == MT_AUTO)
         p.placement.update_pending = 1;
-    uint64_t process = process_bytes(r, (times ? p.max_micro : read) * p.max_tokens);
+    uint64_t process = mt_plan_process_bytes(r, (times ? p.max_micro : read) * p.max_tokens);
     uint64_t host = r->placement.host_budget.bytes;
     p.host_bytes = host - MT_MIN(host, process);
     memcpy(p.more, r->more, sizeof(p.more));
@@ -326,7 +317,7 @@ static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, 
     c->placement.slots = slots_of(&c->engine.program);
     int rc = measure_planes(c, r, err);
     uint64_t tokens = (uint64_t)(c->numerics.micro_batch * c->numerics.seq_len) / mt_row_chunks(&c->numerics);
-    c->process_bytes = process_bytes(r, c->n_micro * tokens) +
+    c->process_bytes = mt_plan_process_bytes(r, c->n_micro * tokens) +
                        (c->engine.uses_disk || c->engine.uses_files ? mt_plan_drive_bytes(r->layout) : 0);
     c->host_bytes = c->windows_bytes + c->sums_bytes + c->guard_bytes + c->engine.spill_bytes +
                     c->engine.staging_bytes + c->engine.file_bytes + c->engine.top_bytes + c->process_bytes +

@@ -39,12 +39,14 @@ uint64_t mt_plan_loading_bytes(const struct mt_layout *layout)
     return MT_MIN(largest, (uint64_t)SAVED_PIECE) + packing;
 }
 
-uint64_t mt_plan_process_bytes(const struct mt_plan_process *p)
+uint64_t mt_plan_process_bytes(const struct mt_plan_request *r, uint64_t tokens_per_step)
 {
-    uint64_t threads = (uint64_t)p->threads;
-    return (p->resident ? p->resident : UNKNOWN + threads * UNKNOWN_THREAD) + LISTS + CODE +
-           (2 * threads + OWN_THREADS) * STACK + p->layout->n_tensors * TENSOR + p->tokens_per_step * TOKEN +
-           (p->loading ? p->loading : mt_plan_loading_bytes(p->layout));
+    uint64_t threads = (uint64_t)r->placement.threads;
+    if (r->process)
+        return r->process;
+    return (r->resident ? r->resident : UNKNOWN + threads * UNKNOWN_THREAD) + LISTS + CODE +
+           (2 * threads + OWN_THREADS) * STACK + r->layout->n_tensors * TENSOR + tokens_per_step * TOKEN +
+           (r->loading ? r->loading : mt_plan_loading_bytes(r->layout));
 }
 
 uint64_t mt_plan_drive_bytes(const struct mt_layout *layout)

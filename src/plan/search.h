@@ -122,16 +122,9 @@ size_t mt_plan_changes(struct mt_plan_change *out, size_t max, const struct mt_p
 /**
  * Memory of the program itself, not part of the placement: what is resident before the engine is made (code, libraries,
  * tables of data sets, scratch of the compute threads), and what it allocates later: threads, the engine's lists,
- * tokens of the steps under way, a piece of a tensor that is being saved.
+ * tokens of the steps under way, a piece of a tensor that is being saved. Or what the request says (r->process).
  */
-struct mt_plan_process {
-    uint64_t resident;              /* resident already; 0: unknown, a generous figure is used */
-    const struct mt_layout *layout; /* borrowed */
-    uint64_t loading;               /* mt_plan_loading_bytes(layout), or 0 */
-    int threads;
-    uint64_t tokens_per_step;
-};
-uint64_t mt_plan_process_bytes(const struct mt_plan_process *p);
+uint64_t mt_plan_process_bytes(const struct mt_plan_request *r, uint64_t tokens_per_step);
 /** Of that, what a tensor takes that is being loaded or saved: a mixture has tens of thousands. */
 uint64_t mt_plan_loading_bytes(const struct mt_layout *layout);
 /** Additional memory if anything is on drives: requests, and the longer lists of steps that make them. */

@@ -289,8 +289,7 @@ TEST(states_leave_the_host_in_reverse_order_of_need)
         MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
         r.numerics.micro_batch = 2;
         r.placement.activations = MT_ACT_RECOMPUTE;
-        struct mt_plan_process process = {.layout = l, .threads = 16, .tokens_per_step = 8 * 128};
-        r.placement.host_budget.bytes = mt_plan_process_bytes(&process) + mt_plan_drive_bytes(l) + all / 2 + all * part / 8;
+        r.placement.host_budget.bytes = mt_plan_process_bytes(&r, 8 * 128) + mt_plan_drive_bytes(l) + all / 2 + all * part / 8;
         if (mt_plan_search(&c, &r, &err))
             continue;
         assert_true(c.host_bytes <= r.placement.host_budget.bytes);
