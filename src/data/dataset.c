@@ -76,10 +76,9 @@ static int push_view(struct part *p, struct view v, uint64_t n_trained, struct m
     return 0;
 }
 
-static int add_view(struct part *p, uint64_t start, uint64_t len, struct mt_err *err)
+static int add_view(struct part *p, struct view v, struct mt_err *err)
 {
-    return push_view(p, (struct view){.start = start, .len = (uint32_t)len},
-                     mt_shard_count_trained(&p->shard, start + 1, len - 1), err);
+    return push_view(p, v, mt_shard_count_trained(&p->shard, v.start + 1, (uint64_t)v.len - 1), err);
 }
 
 static int split(struct part *p, uint64_t start, uint64_t end, size_t max, struct mt_err *err)
@@ -88,7 +87,7 @@ static int split(struct part *p, uint64_t start, uint64_t end, size_t max, struc
     for (; start + 1 < end && !rc; start += max) {
         uint64_t len = MT_MIN(end - start, max);
         if (mt_shard_count_trained(&p->shard, start + 1, len - 1))
-            rc = add_view(p, start, len, err);
+            rc = add_view(p, (struct view){.start = start, .len = (uint32_t)len}, err);
     }
     return rc;
 }
@@ -97,6 +96,18 @@ static int split(struct part *p, uint64_t start, uint64_t end, size_t max, struc
 static uint64_t docs_of(const struct part *p)
 {
     return p->shard.header->flags & MT_SHARD_ANSWERS ? 2 : 1;
+}
+
+/* A sample of the shard, or an item, whole. */
+static struct view whole_view(const struct part *p, uint64_t i)
+{
+    const uint64_t k = docs_of(p), *at = p->shard.offsets + k * i;
+    return (struct view){.start = at[0], .len = (uint32_t)(at[k] - at[0]), .chosen = (uint32_t)(at[1] - at[0])};
+}
+
+static struct view view_at(const struct part *p, uint64_t i)
+{
+    return p->views ? p->views[i] : whole_view(p, i);
 }
 
 /* Notes a sample that no trained token is left of once it is cut. */
@@ -130,7 +141,7 @@ static int add_overlong(mt_dataset *d, struct part *p, uint64_t i,
             return 0;
         }
         s->n_truncated++;
-        return add_view(p, start, dp->seq_len, err);
+        return add_view(p, (struct view){.start = start, .len = (uint32_t)dp->seq_len}, err);
     case MT_OVERLONG_DROP:
         s->n_dropped++;
         return 0;
@@ -138,14 +149,6 @@ static int add_overlong(mt_dataset *d, struct part *p, uint64_t i,
     default:
         return 0; /* so that all are counted before the error is reported */
     }
-}
-
-/* An item of the shard, whole. */
-static int add_item(struct part *p, uint64_t i, struct mt_err *err)
-{
-    const uint64_t *at = p->shard.offsets + 2 * i;
-    struct view v = {.start = at[0], .len = (uint32_t)(at[2] - at[0]), .chosen = (uint32_t)(at[1] - at[0])};
-    return push_view(p, v, mt_shard_count_trained(&p->shard, at[0] + 1, at[2] - at[0] - 1), err);
 }
 
 /* Keeps the tokens of an item without those in its gap. */
@@ -181,7 +184,7 @@ static int add_cut_item(mt_dataset *d, struct part *p, uint64_t i, size_t seq_le
     struct mt_dataset_stats *s = &p->pub.stats;
     size_t chosen = at[1] - at[0], rest = at[2] - at[1], most = chosen && rest ? seq_len / 2 : seq_len;
     if (chosen <= most && rest <= most)
-        return add_item(p, i, err);
+        return add_view(p, whole_view(p, i), err);
     struct view v = {.start = at[0], .chosen = (uint32_t)MT_MIN(chosen, most)};
     v.gap = (uint32_t)chosen - v.chosen;
     v.len = v.chosen + (uint32_t)MT_MIN(rest, most);
@@ -226,16 +229,14 @@ static int view_part(mt_dataset *d, struct part *p, const struct mt_dataset_para
         s->max_len = h->max_len;
         return 0;
     }
-    for (uint64_t k = docs_of(p), i = 0; i < h->n_samples && !rc; i += k) {
-        uint64_t start = p->shard.offsets[i], len = p->shard.offsets[i + k] - start;
+    for (uint64_t k = docs_of(p), i = 0; i < h->n_samples / k && !rc; i++) {
+        uint64_t len = p->shard.offsets[k * (i + 1)] - p->shard.offsets[k * i];
         if (k > 1 && dp->overlong == MT_OVERLONG_TRUNCATE)
-            rc = add_cut_item(d, p, i / k, dp->seq_len, err);
+            rc = add_cut_item(d, p, i, dp->seq_len, err);
         else if (len > dp->seq_len)
-            rc = add_overlong(d, p, i, dp, err);
-        else if (k > 1)
-            rc = add_item(p, i / k, err);
-        else if (len)
-            rc = add_view(p, start, len, err);
+            rc = add_overlong(d, p, k * i, dp, err);
+        else if (len || k > 1)
+            rc = add_view(p, whole_view(p, i), err);
     }
     return rc;
 }
@@ -388,8 +389,6 @@ static int name_columns(struct mt_source_list *l, const struct mt_cfg_list *colu
     return rc;
 }
 
-static struct view view_at(const struct part *p, uint64_t i);
-
 /* What samples are to a policy's objective: of all of them, as advantages are relative to a group's. */
 static int weigh_rollouts(mt_dataset *d, const struct mt_policy_keys *keys, struct mt_err *err)
 {
@@ -482,14 +481,6 @@ const struct mt_data_source *mt_dataset_source(const mt_dataset *d, size_t i)
 uint64_t mt_dataset_hash(const mt_dataset *d)
 {
     return d ? d->hash : 0;
-}
-
-static struct view view_at(const struct part *p, uint64_t i)
-{
-    if (p->views)
-        return p->views[i];
-    const uint64_t k = docs_of(p), *at = p->shard.offsets + k * i;
-    return (struct view){.start = at[0], .len = (uint32_t)(at[k] - at[0]), .chosen = (uint32_t)(at[1] - at[0])};
 }
 
 size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, uint8_t *trained)
