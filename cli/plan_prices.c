@@ -29,8 +29,11 @@ static void print_table(const struct mt_machine *m, const struct mt_price *all, 
         printf("%-28s %8.5g  %-8s %-9s %s\n", all[i].key, all[i].rate.value, all[i].unit, kind_of(&all[i]),
                all[i].from[0] ? all[i].from : all[i].rate.source == MT_RATE_MEASURED ? "megatrain probe" : "its file does not say");
     printf("\n%s", mt_machine_rules);
-    if (m->n_samples || m->n_updates)
-        printf("Measured besides, and taken before these: %zu operations, %d updates of other optimizers.\n", m->n_samples, m->n_updates);
+    int others = 0;
+    for (int i = 0; i < m->n_updates; i++)
+        others += m->updates[i].name[0] != 0;
+    if (m->n_samples || others)
+        printf("Measured besides, and taken before these: %zu operations, %d updates of other optimizers.\n", m->n_samples, others);
 }
 
 int plan_print_prices(const struct cli_args *args, struct mt_err *err)

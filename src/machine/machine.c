@@ -96,25 +96,6 @@ static int read_machine_key(struct reader *r, const char *key, const char *value
     return 0;
 }
 
-static int read_adam(struct reader *reader, const char *key, const char *value, struct mt_err *err)
-{
-    struct mt_machine *m = reader->m;
-    struct mt_rate r;
-    int threads = atoi(key);
-    if (threads < 1 || !parse_rate(&r, m->adam_from, value) || !(r.value > 0))
-        return bad(reader, err, "a line of [adam] must be \"THREADS = NANOSECONDS measured|rated[: SOURCE]\", not \"%s = %s\"", key,
-                   value);
-    if (m->n_adam == MT_MAX_ADAM)
-        return bad(reader, err, "[adam] has too many lines");
-    int at = m->n_adam++;
-    for (; at > 0 && m->adam[at - 1].threads > threads; at--)
-        m->adam[at] = m->adam[at - 1];
-    m->adam[at].threads = threads;
-    m->adam[at].ns = r.value;
-    m->adam_source = r.source;
-    return 0;
-}
-
 bool mt_machine_add_update(struct mt_machine *m, const char *name, int threads, double ns)
 {
     struct mt_update_sample *s = m->updates;
@@ -130,6 +111,18 @@ bool mt_machine_add_update(struct mt_machine *m, const char *name, int threads, 
     s[at] = (struct mt_update_sample){.threads = threads, .ns = ns};
     snprintf(s[at].name, sizeof(s[at].name), "%s", name);
     return true;
+}
+
+static int read_adam(struct reader *reader, const char *key, const char *value, struct mt_err *err)
+{
+    struct mt_machine *m = reader->m;
+    struct mt_rate r;
+    int threads = atoi(key);
+    if (threads < 1 || !parse_rate(&r, m->adam_from, value) || !(r.value > 0))
+        return bad(reader, err, "a line of [adam] must be \"THREADS = NANOSECONDS measured|rated[: SOURCE]\", not \"%s = %s\"", key,
+                   value);
+    m->adam_source = r.source;
+    return mt_machine_add_update(m, "", threads, r.value) ? 0 : bad(reader, err, "[adam] has too many lines");
 }
 
 /* "adamw/8bit/16 = 0.14 measured", "adamw/8bit/24bit/16 = 0.13 measured" */
@@ -229,9 +222,7 @@ static void derive_adam(struct mt_machine *m)
 {
     const double cores = m->rate[MT_RATE_CORES].value, dram = m->rate[MT_RATE_DRAM].value, of_dram = 0.85, of_core = 12;
     double bytes = mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16);
-    m->adam[0].threads = (int)cores;
-    m->adam[0].ns = bytes / MT_MIN(of_dram * dram, of_core * cores);
-    m->n_adam = 1;
+    mt_machine_add_update(m, "", (int)cores, bytes / MT_MIN(of_dram * dram, of_core * cores));
     m->adam_source = MT_RATE_RATED;
     snprintf(m->adam_from, sizeof(m->adam_from), "assumed: %g bytes, at %g of dram_gbs or %g GB/s a core", bytes, of_dram,
              of_core);
@@ -274,7 +265,7 @@ int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *e
     assume(m, MT_RATE_DISK_US, 100);
     assume(m, MT_RATE_STEP_US, 500);
     assume(m, MT_RATE_TOKEN_NS, 20);
-    if (!m->n_adam)
+    if (!m->n_updates || m->updates[0].name[0])
         derive_adam(m);
     return 0;
 }
@@ -287,7 +278,7 @@ static const char *source_of(struct mt_rate r, const char *from)
 
 struct mt_price *mt_machine_prices(const struct mt_machine *m, size_t *n)
 {
-    struct mt_price *all = mt_calloc(MT_N_RATES + MT_MAX_ADAM, sizeof(*all));
+    struct mt_price *all = mt_calloc(MT_N_RATES + MT_MAX_UPDATES, sizeof(*all));
     *n = 0;
     for (int i = 0; all && i < MT_N_RATES; i++) {
         const struct rate_key *k = &rate_keys[i];
@@ -298,11 +289,11 @@ struct mt_price *mt_machine_prices(const struct mt_machine *m, size_t *n)
         snprintf(p->key, sizeof(p->key), "%s.%s", k->section, k->key);
         ++*n;
     }
-    for (int i = 0; all && i < m->n_adam; i++) {
+    for (int i = 0; all && i < m->n_updates && !m->updates[i].name[0]; i++) {
         struct mt_price *p = &all[(*n)++];
-        *p = (struct mt_price){.unit = "ns", .rate = {m->adam[i].ns, m->adam_source}};
+        *p = (struct mt_price){.unit = "ns", .rate = {m->updates[i].ns, m->adam_source}};
         p->from = source_of(p->rate, m->adam_from);
-        snprintf(p->key, sizeof(p->key), "adam.%d", m->adam[i].threads);
+        snprintf(p->key, sizeof(p->key), "adam.%d", m->updates[i].threads);
     }
     return all;
 }
@@ -356,15 +347,17 @@ void mt_machine_print(const struct mt_machine *m, struct mt_str *out)
         mt_str_printf(out, "%s%s\n", rate_keys[i].unit[0] ? " ; " : "", rate_keys[i].unit);
     }
     mt_str_printf(out, "\n[adam]\n");
-    for (int i = 0; i < m->n_adam; i++) {
+    for (int i = 0; i < m->n_updates; i++) {
+        const struct mt_update_sample *s = &m->updates[i];
         char threads[16];
-        snprintf(threads, sizeof(threads), "%d", m->adam[i].threads);
-        print_rate(out, threads, (struct mt_rate){m->adam[i].ns, m->adam_source}, m->adam_from);
+        snprintf(threads, sizeof(threads), "%d", s->threads);
+        if (s->name[0]) {
+            mt_str_printf(out, "%s%s/%s = %.6g measured\n", i && s[-1].name[0] ? "" : "\n[updates]\n", s->name, threads, s->ns);
+            continue;
+        }
+        print_rate(out, threads, (struct mt_rate){s->ns, m->adam_source}, m->adam_from);
         mt_str_printf(out, " ; ns a parameter\n");
     }
-    for (int i = 0; i < m->n_updates; i++)
-        mt_str_printf(out, "%s%s/%d = %.6g measured\n", i ? "" : "\n[updates]\n", m->updates[i].name,
-                      m->updates[i].threads, m->updates[i].ns);
     if (m->n_samples)
         mt_str_printf(out, "\n[ops]\n");
     for (size_t i = 0; i < m->n_samples; i++) {
@@ -393,14 +386,10 @@ void mt_machine_to_json(const struct mt_machine *m, cJSON *o)
     cJSON *adam = cJSON_AddObjectToObject(o, "adam_ns"), *ops = cJSON_AddObjectToObject(o, "ops");
     cJSON *updates = cJSON_AddObjectToObject(o, "updates_ns");
     for (int i = 0; i < m->n_updates; i++) {
+        const char *name = m->updates[i].name;
         char key[MT_OPTIMIZER_NAME + 16];
-        snprintf(key, sizeof(key), "%s/%d", m->updates[i].name, m->updates[i].threads);
-        cJSON_AddNumberToObject(updates, key, m->updates[i].ns);
-    }
-    for (int i = 0; i < m->n_adam; i++) {
-        char key[16];
-        snprintf(key, sizeof(key), "%d", m->adam[i].threads);
-        cJSON_AddNumberToObject(adam, key, m->adam[i].ns);
+        snprintf(key, sizeof(key), "%s%s%d", name, *name ? "/" : "", m->updates[i].threads);
+        cJSON_AddNumberToObject(*name ? updates : adam, key, m->updates[i].ns);
     }
     for (size_t i = 0; i < m->n_samples; i++) {
         char key[160];

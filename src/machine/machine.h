@@ -78,11 +78,11 @@ struct mt_op_sample {
 
 /* Bytes of the copies that are measured. */
 enum { MT_SHORT_COPY_BYTES = 2 << 20, MT_LONG_COPY_BYTES = 64 << 20 };
-enum { MT_MACHINE_VERSION = 1, MT_MAX_ADAM = 16, MT_MAX_UPDATES = 256, MT_MAX_FROM = 128 };
+enum { MT_MACHINE_VERSION = 1, MT_MAX_UPDATES = 272, MT_MAX_FROM = 128 };
 
 /** A timed update. */
 struct mt_update_sample {
-    char name[MT_OPTIMIZER_NAME]; /* mt_update_form_name(); "" in mt_machine.adam */
+    char name[MT_OPTIMIZER_NAME]; /* mt_update_form_name(); "": that of mt_adamw, which has a section of its own */
     int threads;
     double ns; /* a parameter, bf16 gradients */
 };
@@ -94,10 +94,8 @@ struct mt_machine {
     struct mt_rate rate[MT_N_RATES];
     char from[MT_N_RATES][MT_MAX_FROM]; /* where each rated one is from, in words; "": its file does not say */
     char adam_from[MT_MAX_FROM];
-    struct mt_update_sample adam[MT_MAX_ADAM]; /* of mt_adamw, by threads */
-    int n_adam;
     enum mt_rate_source adam_source;
-    struct mt_update_sample updates[MT_MAX_UPDATES]; /* of other forms of updates, by name and threads */
+    struct mt_update_sample updates[MT_MAX_UPDATES]; /* by name and threads: those of mt_adamw first */
     int n_updates;
     struct mt_op_sample *samples; /* owned */
     size_t n_samples, cap_samples;

@@ -207,18 +207,10 @@ static int measure_adam(struct mt_machine *m, const struct mt_measure_params *p,
 {
     double ns = 0;
     const struct mt_adam_probe_params adam = {.n_threads = threads, .cpus = p->cpus, .numa = p->numa};
-    int rc = mt_probe_adam(&adam, &ns, err), at = 0;
-    if (rc)
-        return rc;
-    while (at < m->n_adam && m->adam[at].threads != threads)
-        at++;
-    if (at == MT_MAX_ADAM)
-        return 0;
-    m->adam[at].threads = threads;
-    m->adam[at].ns = ns;
-    m->n_adam = MT_MAX(m->n_adam, at + 1);
-    m->adam_source = MT_RATE_MEASURED;
-    return 0;
+    int rc = mt_probe_adam(&adam, &ns, err);
+    if (!rc && mt_machine_add_update(m, "", threads, ns))
+        m->adam_source = MT_RATE_MEASURED;
+    return rc;
 }
 
 /* All forms of updates but that of measure_adam(): with one thread, and with all. */

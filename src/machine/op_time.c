@@ -257,22 +257,27 @@ static double update_ns(const struct mt_update_sample *s, int n, int threads)
     return ns;
 }
 
-double mt_machine_update_ns(const struct mt_machine *m, int threads)
-{
-    return update_ns(m->adam, m->n_adam, threads);
-}
-
 /* As measured, with bf16 gradients; 0: it was not. */
-static double measured_ns(const struct mt_machine *m, const struct mt_update_form *f, int threads)
+static double ns_of(const struct mt_machine *m, const char *name, int threads)
 {
-    char name[MT_OPTIMIZER_NAME];
     int first = 0, n = 0;
-    mt_update_form_name(f, name);
     while (first < m->n_updates && strcmp(m->updates[first].name, name))
         first++;
     while (first + n < m->n_updates && !strcmp(m->updates[first + n].name, name))
         n++;
     return n ? update_ns(&m->updates[first], n, threads) : 0;
+}
+
+double mt_machine_update_ns(const struct mt_machine *m, int threads)
+{
+    return ns_of(m, "", threads);
+}
+
+static double measured_ns(const struct mt_machine *m, const struct mt_update_form *f, int threads)
+{
+    char name[MT_OPTIMIZER_NAME];
+    mt_update_form_name(f, name);
+    return ns_of(m, name, threads);
 }
 
 double mt_machine_optimizer_ns(const struct mt_machine *m, const struct mt_numerics *num, int threads)

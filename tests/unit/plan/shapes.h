@@ -65,9 +65,7 @@ static inline struct mt_machine make_machine(double device_gib, double host_gib,
                  {MT_RATE_STEP_US, 0},      {MT_RATE_TOKEN_NS, 0}};
     for (size_t i = 0; i < sizeof(rates) / sizeof(*rates); i++)
         m.rate[rates[i].id] = (struct mt_rate){rates[i].v, MT_RATE_RATED};
-    m.adam[0].threads = 16;
-    m.adam[0].ns = 0.2; /* 130 GB/s of 26 B */
-    m.n_adam = 1;
+    mt_machine_add_update(&m, "", 16, 0.2); /* 130 GB/s of 26 B */
     MUST(mt_machine_complete, &m, "round numbers");
     return m;
 }
