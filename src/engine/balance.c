@@ -18,9 +18,8 @@ static bool is_here(const mt_engine *e, size_t group)
     return mt_program_host_of(p, mt_group_lane(p, group)) == p->host;
 }
 
-void mt_engine_balance(void *engine, const struct mt_instr *in)
+void mt_engine_balance(const mt_engine *e, const struct mt_instr *in)
 {
-    const mt_engine *e = engine;
     int64_t rows[MT_MAX_EXPERTS] = {0};
     for (size_t group = 0; group < mt_groups_in_use(e->plan.program.groups, e->n_micro); group++) {
         if (is_here(e, group)) {

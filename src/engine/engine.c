@@ -41,7 +41,7 @@ static int create_lists(mt_engine *e, struct mt_err *err)
 {
     const struct mt_engine_params *p = &e->p;
     e->n_learners = MT_MAX(p->n_learners, (size_t)1);
-    e->x.lane = e->lane = mt_calloc(e->n_lanes, sizeof(*e->lane));
+    e->lane = mt_calloc(e->n_lanes, sizeof(*e->lane));
     e->learner = mt_calloc(e->n_learners, sizeof(*e->learner));
     e->step_learner = mt_calloc(e->n_learners, sizeof(*e->step_learner));
     e->micro = mt_calloc(p->max_micro, sizeof(*e->micro));
@@ -79,16 +79,8 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
         .perturbing = &e->perturbing,
         .noisy_loads = p->numerics.mezo.on_load,
     };
-    e->x.b = &e->b;
-    e->x.disk = p->disk;
-    e->x.files = p->files;
-    e->x.update = mt_optimizer_update;
-    e->x.net = p->net;
-    e->x.content = mt_hosts_content;
-    e->x.balance = mt_engine_balance;
-    e->x.ctx = e;
-    e->x.n_lanes = e->n_lanes = mt_engine_n_lanes(p);
-    int rc = mt_exec_start(&e->x, err);
+    e->n_lanes = mt_engine_n_lanes(p);
+    int rc = mt_exec_start(e, err);
     if (!rc && p->net)
         rc = mt_hosts_create(e, err);
     rc = rc ?: create_lists(e, err) ?: mt_engine_plan(&e->plan, p, err);

@@ -14,7 +14,7 @@
 #include "base/lock.h"
 #include "base/mem.h"
 #include "base/thread.h"
-#include "engine/exec.h"
+#include "engine/state.h"
 
 /* Call under lock. Keeps the first error; an error replaces an interruption. `update`: the update failed, too. */
 static void note_error(struct mt_exec *x, int code, const struct mt_err *err, bool update)
@@ -75,7 +75,7 @@ static bool await_dependencies(struct mt_exec *x, struct mt_runnable *r, size_t 
 {
     const struct mt_instr *in = &r->prog.instrs[i];
     enum mt_stream s = mt_queues[in->queue].stream;
-    mt_device *dev = mt_lane_of(x->lane, in)->b.dev;
+    mt_device *dev = mt_lane_of(x->e->lane, in)->b.dev;
     if (r->before[i])
         *rc = mt_event_record(dev, r->before[i], s, err);
     for (int q = 0; q < x->n_queues && !*rc; q++) {
@@ -94,13 +94,13 @@ static bool await_dependencies(struct mt_exec *x, struct mt_runnable *r, size_t 
 /* Whether an earlier run has loaded the instruction's object, which stays on the device. */
 static bool is_resident(const struct mt_exec *x, const struct mt_instr *in)
 {
-    return in->once && mt_lane_of(x->lane, in)->resident[in->unit];
+    return in->once && mt_lane_of(x->e->lane, in)->resident[in->unit];
 }
 
 /* Whether the instruction has nothing to do in this run. */
 static bool is_skipped(const struct mt_exec *x, const struct mt_instr *in)
 {
-    mt_model *m = mt_lane_of(x->lane, in)->b.model;
+    mt_model *m = mt_lane_of(x->e->lane, in)->b.model;
     return is_resident(x, in) || (in->if_rows && mt_model_unit_is_idle(m, (size_t)in->unit));
 }
 
@@ -108,14 +108,14 @@ static bool is_skipped(const struct mt_exec *x, const struct mt_instr *in)
 static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
 {
     const struct mt_instr *in = &r->prog.instrs[i];
-    const struct mt_lane *lane = mt_lane_of(x->lane, in);
+    const struct mt_lane *lane = mt_lane_of(x->e->lane, in);
     struct mt_err err = {0};
     int rc = 0;
     if (!await_dependencies(x, r, i, &rc, &err))
         return false;
     rc = rc ?: mt_exec_trace_begin(x, r, i, &err);
     if (!rc && in->op == MT_OP_BALANCE)
-        x->balance(x->ctx, in);
+        mt_engine_balance(x->e, in);
     if (!rc && !is_skipped(x, in)) {
         rc = mt_exec_submit(&lane->b, &r->prog, in, &err);
         if (in->op == MT_OP_LOAD)
@@ -156,8 +156,8 @@ static void run_copies(struct mt_exec *x, struct mt_runnable *r, int q)
 static int sync_lanes(const struct mt_exec *x, struct mt_err *err)
 {
     int rc = 0;
-    for (size_t i = 0; i < x->n_lanes; i++) {
-        int lane = mt_device_sync(x->lane[i].b.dev, rc ? NULL : err);
+    for (size_t i = 0; i < x->e->n_lanes; i++) {
+        int lane = mt_device_sync(x->e->lane[i].b.dev, rc ? NULL : err);
         rc = rc ? rc : lane;
     }
     return rc;
@@ -214,7 +214,7 @@ static bool await_on_host(struct mt_exec *x, struct mt_runnable *r, const struct
         if (w == ABANDONED && !await_its_waits(x, r, in->wait[q]))
             return false;
         struct mt_err err = {0};
-        mt_device *dev = mt_lane_of(x->lane, &r->prog.instrs[in->wait[q]])->b.dev;
+        mt_device *dev = mt_lane_of(x->e->lane, &r->prog.instrs[in->wait[q]])->b.dev;
         int rc = w == REACHED ? mt_event_sync(dev, r->done[in->wait[q]], &err) : 0;
         if (rc)
             give_up(x, rc, &err, false);
@@ -245,7 +245,7 @@ static void run_updates(struct mt_exec *x, struct mt_runnable *r)
         struct mt_err err = {0};
         int64_t t0 = mt_now_ns();
         mt_exec_trace_begin(x, r, i, NULL);
-        int rc = x->update(x->ctx, &r->prog, in, &err);
+        int rc = mt_optimizer_update(x->e, &r->prog, in, &err);
         mt_exec_trace_end(x, r, i, NULL);
         busy += mt_now_ns() - t0;
         x->update_ns = busy;
@@ -288,7 +288,7 @@ static void end_op(struct mt_exec_op *op)
     if (op->rc) {
         mt_fail_prefix(&op->err, op->rc, "%s of %s",
                        message ? mt_opcodes[in->op].name : mt_disk_use_name(mt_instr_disk_use(prog, in)),
-                       x->b->layout->units[in->unit].name);
+                       x->e->b.layout->units[in->unit].name);
         note_error(x, op->rc, &op->err, in->update);
     }
     if (!op->rc || (!message && !in->update)) /* a drive's error outside the update must not block later updates */
@@ -350,17 +350,17 @@ static void start_disk_op(struct mt_exec *x, struct mt_runnable *r, int32_t at)
     bool write = in->op == MT_OP_WRITE;
     op->r = (struct mt_disk_request){.done = disk_request_done, .ctx = &op->op};
     op->f = (struct mt_file_request){.done = file_request_done, .ctx = &op->op};
-    mt_disk_op_fill(x->b, &r->prog, in, r->spilled, &op->r, &op->f);
+    mt_disk_op_fill(&x->e->b, &r->prog, in, r->spilled, &op->r, &op->f);
     bool files = reads_files(&op->f), disk = op->r.n_spans || !files;
     for (int i = 0; i < op->r.n_spans; i++)
         *(write ? &x->traffic.written[use] : &x->traffic.read[use]) += op->r.span[i].bytes;
     if (files)
-        x->traffic.read[use] += mt_file_weights_wanted(x->files, &op->f);
+        x->traffic.read[use] += mt_file_weights_wanted(x->e->p.files, &op->f);
     begin_op(&op->op, x, r, at, files + disk);
     if (disk)
-        mt_disk_submit(x->disk, &op->r);
+        mt_disk_submit(x->e->p.disk, &op->r);
     if (files)
-        mt_file_weights_submit(x->files, &op->f);
+        mt_file_weights_submit(x->e->p.files, &op->f);
 }
 
 /* Waits until nothing of the queue is under way. */
@@ -416,7 +416,7 @@ static bool await_content(struct mt_exec *x, struct mt_runnable *r, const struct
             continue;
         if (await(x, q, w, false) != REACHED)
             return false;
-        int rc = is_device(q) ? mt_event_sync(mt_lane_of(x->lane, &r->prog.instrs[w])->b.dev, r->done[w], &err) : 0;
+        int rc = is_device(q) ? mt_event_sync(mt_lane_of(x->e->lane, &r->prog.instrs[w])->b.dev, r->done[w], &err) : 0;
         if (rc) {
             give_up(x, rc, &err, false);
             return false;
@@ -439,7 +439,7 @@ static struct mt_net_op *take_message(struct mt_exec *x)
     while (!x->stop && x->in_flight[MT_Q_NET] == MT_NET_UNDER_WAY)
         pthread_cond_wait(&x->moved[MT_Q_NET], &x->lock);
     for (size_t k = 0; k < MT_NET_UNDER_WAY && !x->stop && !op; k++)
-        op = x->net_ops[k].op.x ? NULL : &x->net_ops[k];
+        op = x->e->hosts.ops[k].op.x ? NULL : &x->e->hosts.ops[k];
     if (op) {
         op->op.x = x;
         x->in_flight[MT_Q_NET]++;
@@ -451,13 +451,13 @@ static void start_message(struct mt_exec *x, struct mt_runnable *r, struct mt_ne
 {
     const struct mt_instr *in = &r->prog.instrs[at];
     struct mt_net_part part[MT_NET_PARTS];
-    size_t n = x->content(x->ctx, &r->prog, in, part), k = 0, all = (size_t)__builtin_popcount(in->hosts) * n;
+    size_t n = mt_hosts_content(x->e, &r->prog, in, part), k = 0, all = (size_t)__builtin_popcount(in->hosts) * n;
     begin_op(&op->op, x, r, at, (int)all);
     for (int host = 0; k < all; host++)
         for (size_t i = 0; i < n && in->hosts & 1u << host; i++) {
             op->m[k] = (struct mt_net_message){.host = host, .sends = in->sends, .data = part[i].data,
                                                .bytes = part[i].bytes, .done = message_done, .ctx = &op->op};
-            mt_net_submit(x->net, &op->m[k++]);
+            mt_net_submit(x->e->p.net, &op->m[k++]);
         }
 }
 
@@ -483,7 +483,7 @@ static void run_messages(struct mt_exec *x, struct mt_runnable *r)
     bool any = x->in_flight[MT_Q_NET] > 0;
     pthread_mutex_unlock(&x->lock);
     if (any)
-        mt_net_abandon(x->net);
+        mt_net_abandon(x->e->p.net);
     await_flights(x, MT_Q_NET);
 }
 
@@ -493,7 +493,7 @@ static void run_messages(struct mt_exec *x, struct mt_runnable *r)
 static void run_compute(struct mt_exec *x, struct mt_runnable *r, int lane)
 {
     struct mt_err err = {0};
-    mt_device *dev = x->lane[lane].b.dev;
+    mt_device *dev = x->e->lane[lane].b.dev;
     int rc = r->start[lane] ? mt_event_record(dev, r->start[lane], MT_STREAM_COMPUTE, &err) : 0;
     for (size_t i = 0; !rc && i < r->prog.n_instrs; i++) {
         const struct mt_instr *in = &r->prog.instrs[i];
@@ -553,7 +553,7 @@ static void *worker_main(void *arg)
 
 static void init_locks(struct mt_exec *x)
 {
-    x->n_queues = mt_n_queues((int)x->n_lanes);
+    x->n_queues = mt_n_queues((int)x->e->n_lanes);
     pthread_mutex_init(&x->lock, NULL);
     pthread_mutex_init(&x->drain_lock, NULL);
     pthread_cond_init(&x->workers, NULL);
@@ -561,14 +561,16 @@ static void init_locks(struct mt_exec *x)
         pthread_cond_init(&x->moved[q], NULL);
 }
 
-int mt_exec_start(struct mt_exec *x, struct mt_err *err)
+int mt_exec_start(mt_engine *e, struct mt_err *err)
 {
+    struct mt_exec *x = &e->x;
+    x->e = e;
     init_locks(x);
     for (int q = 0; q < x->n_queues; q++) {
         struct mt_worker *w = &x->worker[q];
         const struct mt_queue_desc *d = &mt_queues[mt_queue_kind(q)];
         const char *name = d->thread || !mt_queue_lane(q) ? d->thread : "mt-compute"; /* of a lane but the first */
-        bool idle = d->disk ? !x->disk && !x->files : mt_queue_kind(q) == MT_Q_NET && !x->net;
+        bool idle = d->disk ? !e->p.disk && !e->p.files : mt_queue_kind(q) == MT_Q_NET && !e->p.net;
         if (!name || idle)
             continue;
         w->x = x;
@@ -630,14 +632,14 @@ static void note_residents(struct mt_exec *x, const struct mt_program *p)
 {
     for (size_t i = 0; i < p->n_instrs; i++)
         if (p->instrs[i].once && !is_skipped(x, &p->instrs[i]))
-            mt_lane_of(x->lane, &p->instrs[i])->resident[p->instrs[i].unit] = true;
+            mt_lane_of(x->e->lane, &p->instrs[i])->resident[p->instrs[i].unit] = true;
 }
 
 int mt_exec_run(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err)
 {
     struct mt_err sync_err = {0};
     x->updated = false;
-    int rc = mt_planes_settle(x->b->planes, err);
+    int rc = mt_planes_settle(x->e->b.planes, err);
     x->broken = rc;
     if (rc)
         return rc;

@@ -11,8 +11,8 @@
 #include "store/disk.h"
 
 /**
- * The executor: runs programs with a thread per queue. It handles order, streams and drives; binding.h implements the
- * instructions, and the owner's callback the update.
+ * The executor of an engine: runs programs with a thread per queue. It handles order, streams and drives; binding.h
+ * implements the instructions of devices, and the engine (state.h) updates, and what messages hold.
  *
  * Thread-safety: one thread, except `interrupted`.
  */
@@ -68,24 +68,9 @@ struct mt_net_op {
 };
 
 struct mt_exec {
-    /* set by the owner before the first run */
-    struct mt_lane *lane;                    /* [n_lanes] */
-    size_t n_lanes;
-    const struct mt_binding *b;              /* what they share */
-    mt_disk *disk;                           /* NULL: programs use none */
-    mt_file_weights *files;                  /* NULL: nothing is read in place */
+    struct mt_engine *e; /* whose it is */
     struct mt_disk_op *disk_ops[MT_N_POOLS]; /* by buffer of a host pool */
-    /** Executes an instruction of the host queue (an update, UNPACK, GATHER) on its thread. */
-    int (*update)(void *ctx, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err);
-    mt_net *net;              /* NULL: one host */
-    struct mt_net_op *net_ops; /* [MT_NET_UNDER_WAY], set before the first run that has messages */
-    /** Where the content of a message between hosts is on this one: in how many parts. */
-    size_t (*content)(void *ctx, const struct mt_program *prog, const struct mt_instr *in,
-                      struct mt_net_part part[MT_NET_PARTS]);
-    /** Before a BALANCE is submitted: gives its lane's model the rows that experts have in the whole step. */
-    void (*balance)(void *ctx, const struct mt_instr *in);
-    void *ctx;
-    /* set by the owner before each run */
+    /* set by the engine before each run */
     bool pending; /* there is a pending update */
     bool tracing;
     atomic_bool interrupted; /* any thread */
@@ -127,8 +112,8 @@ struct mt_exec {
     bool updated; /* the whole pending update was made, even if something else failed */
 };
 
-/** Starts the threads; lanes, disk and files are set before. Call mt_exec_stop() after a failure, too. */
-int mt_exec_start(struct mt_exec *x, struct mt_err *err);
+/** Starts the threads of an engine whose parameters are set. Call mt_exec_stop() after a failure, too. */
+int mt_exec_start(struct mt_engine *e, struct mt_err *err);
 void mt_exec_stop(struct mt_exec *x);
 int mt_exec_run(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err);
 

@@ -48,7 +48,6 @@ int mt_hosts_create(mt_engine *e, struct mt_err *err)
         return mt_fail_nomem(err, "messages of hosts", MT_NET_UNDER_WAY * each * sizeof(*h->messages));
     for (size_t i = 0; i < MT_NET_UNDER_WAY; i++)
         h->ops[i].m = h->messages + i * each;
-    e->x.net_ops = h->ops;
     return 0;
 }
 
@@ -78,10 +77,9 @@ static struct mt_net_part counts_of(const mt_engine *e, const struct mt_instr *i
     return (struct mt_net_part){rows, in->bytes};
 }
 
-size_t mt_hosts_content(void *engine, const struct mt_program *prog, const struct mt_instr *in,
+size_t mt_hosts_content(const mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
                         struct mt_net_part part[MT_NET_PARTS])
 {
-    const mt_engine *e = engine;
     if (in->op == MT_OP_COUNTS) {
         part[0] = counts_of(e, in);
         return 1;

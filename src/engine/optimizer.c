@@ -300,9 +300,8 @@ static void update_tensor(void *ctx, size_t i, int)
         note_bad(u, t, bad);
 }
 
-int mt_optimizer_update(void *engine, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err)
+int mt_optimizer_update(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err)
 {
-    mt_engine *e = engine;
     size_t unit = (size_t)in->unit, piece = (size_t)in->piece;
     char *state = operand_of(e, prog, in, MT_OBJ_STATE), *staged = operand_of(e, prog, in, MT_OBJ_STAGED);
     struct update u = {.e = e, .unit = &e->b.layout->units[unit], .lock = PTHREAD_MUTEX_INITIALIZER};

@@ -117,8 +117,8 @@ int mt_hosts_create(mt_engine *e, struct mt_err *err);
 void mt_hosts_finish(mt_engine *e);
 /** The rows of experts in a group of another host's lanes: [n_experts]. */
 int64_t *mt_hosts_routed(const mt_engine *e, size_t group);
-/** Where the content of a program's message is on this host; `engine` is the mt_engine. Returns the number of parts. */
-size_t mt_hosts_content(void *engine, const struct mt_program *prog, const struct mt_instr *in,
+/** Where the content of a program's message is on this host. Returns the number of parts. */
+size_t mt_hosts_content(const mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
                         struct mt_net_part part[MT_NET_PARTS]);
 /** After a run, on all hosts: the statistics of every lane are with all of them. */
 int mt_hosts_share_stats(mt_engine *e, const struct mt_runnable *r, struct mt_err *err);
@@ -146,15 +146,14 @@ void mt_engine_measure_eval(const mt_engine *e, const struct mt_learner *l, cons
                             struct mt_eval_result *res);
 
 /* balance.c */
-/** Executes the host's part of a BALANCE; `engine` is the mt_engine. */
-void mt_engine_balance(void *engine, const struct mt_instr *in);
+/** Before a BALANCE is submitted: gives its lane's model the rows that experts have in the whole step. */
+void mt_engine_balance(const mt_engine *e, const struct mt_instr *in);
 /** After a step, of all hosts: the loss that balances experts, without its coefficient; 0: there is none. */
 double mt_engine_aux_loss(const mt_engine *e);
 
 /* optimizer.c */
-/** Executes an ADAM, UNPACK or GATHER instruction; `engine` is the mt_engine. */
-int mt_optimizer_update(void *engine, const struct mt_program *prog, const struct mt_instr *in,
-                        struct mt_err *err);
+/** Executes an instruction of the host queue (an update, UNPACK, GATHER), on its thread. */
+int mt_optimizer_update(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err);
 
 /* limits.c */
 /** Before the first step, with mezo.small: finds the limits of tensors that have none yet. */

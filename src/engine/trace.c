@@ -39,7 +39,7 @@ static int make_trace(struct mt_exec *x, struct mt_runnable *r, struct mt_err *e
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++)
         for (int k = 0; k < 2 && !rc && mt_queues[r->prog.instrs[i].queue].device; k++)
-            rc = mt_event_create(mt_lane_of(x->lane, &r->prog.instrs[i])->b.dev, &r->trace->at[i].event[k], err);
+            rc = mt_event_create(mt_lane_of(x->e->lane, &r->prog.instrs[i])->b.dev, &r->trace->at[i].event[k], err);
     return rc;
 }
 
@@ -62,7 +62,7 @@ static int mark(struct mt_exec *x, struct mt_runnable *r, size_t i, int k, struc
     if (!x->tracing || !r->trace)
         return 0;
     if (q->device)
-        return mt_event_record(mt_lane_of(x->lane, in)->b.dev, r->trace->at[i].event[k], q->stream, err);
+        return mt_event_record(mt_lane_of(x->e->lane, in)->b.dev, r->trace->at[i].event[k], q->stream, err);
     r->trace->at[i].ns[k] = mt_now_ns();
     return 0;
 }
