@@ -7,7 +7,6 @@
  * result's bits.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -370,8 +369,8 @@ static bool lacks_table(const struct mt_engine_plan *plan, const struct mt_engin
 
 /* Places the step with everything in host memory, and decides from that what is kept on the disk: of several hosts as
  * the first does, so that all have one step. */
-static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uint64_t *host_bytes,
-                       const struct mt_engine_params *p, struct mt_err *err)
+int mt_engine_plan_step(struct mt_engine_plan *plan, struct mt_program *prog, uint64_t *host_bytes,
+                        const struct mt_engine_params *p, struct mt_err *err)
 {
     int wanted[MT_N_POOLS] = {0};
     unsigned placed_for = mt_program_placed_for(&plan->program);
@@ -392,7 +391,7 @@ static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uin
         mt_program_finish(prog);
         plan->loads_table |= lacks;
         rc = lacks ? choose_mode(plan, p, err) : 0;
-        return rc ? rc : divide_host(plan, prog, host_bytes, p, err);
+        return rc ? rc : mt_engine_plan_step(plan, prog, host_bytes, p, err);
     }
     if (host_bytes) {
         *host_bytes = takes;
@@ -474,7 +473,7 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
     if (mt_engine_all_lanes(p) > MT_MAX_LANES)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%zu hosts of %zu devices: at most %d devices in all", mt_engine_n_hosts(p),
                        mt_engine_n_lanes(p), MT_MAX_LANES);
-    struct mt_engine_plan plan = {0};
+    MT_CLOSED_BY(mt_engine_plan_finish) struct mt_engine_plan plan = {0};
     struct mt_model_params mp = mt_engine_model_params(p);
     struct mt_model_bytes mb;
     size_t align = mt_device_limits(p->dev)->alignment;
@@ -487,58 +486,36 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
     plan.tables = mt_align_up(mb.tables, align);
     plan.staging_bytes = mt_engine_n_lanes(p) * (mb.inputs + mb.counts);
     plan.top_bytes = mt_engine_top_bytes(p, &mp);
-    plan.units = mt_calloc(p->layout->n_units, sizeof(*plan.units));
-    plan.on_disk = mt_calloc(p->layout->n_units, sizeof(*plan.on_disk));
-    plan.in_files = mt_calloc(p->layout->n_units, sizeof(*plan.in_files));
-    plan.owned = mt_calloc(2 * p->layout->n_units, sizeof(*plan.owned));
-    plan.elsewhere = plan.owned + p->layout->n_units;
-    plan.values = mt_calloc(mt_flow_max_values(p->layout->n_units), sizeof(*plan.values));
-    plan.planes = mt_calloc(p->layout->n_units, sizeof(*plan.planes));
-    if (!plan.units || !plan.on_disk || !plan.in_files || !plan.owned || !plan.values || !plan.planes) {
-        mt_engine_plan_finish(&plan);
+    plan.units = mt_arrays_add(&plan.arrays, p->layout->n_units, sizeof(*plan.units));
+    plan.on_disk = mt_arrays_add(&plan.arrays, p->layout->n_units, sizeof(*plan.on_disk));
+    plan.in_files = mt_arrays_add(&plan.arrays, p->layout->n_units, sizeof(*plan.in_files));
+    plan.owned = mt_arrays_add(&plan.arrays, p->layout->n_units, sizeof(*plan.owned));
+    plan.elsewhere = mt_arrays_add(&plan.arrays, p->layout->n_units, sizeof(*plan.elsewhere));
+    plan.values = mt_arrays_add(&plan.arrays, mt_flow_max_values(p->layout->n_units), sizeof(*plan.values));
+    plan.planes = mt_arrays_add(&plan.arrays, p->layout->n_units, sizeof(*plan.planes));
+    if (plan.arrays.failed)
         return mt_fail_nomem(err, "the plan", p->layout->n_units * sizeof(*plan.units));
-    }
     rc = choose_mode(&plan, p, err);
-    if (rc) {
-        mt_engine_plan_finish(&plan);
-        return rc;
-    }
-    *out = plan;
-    return 0;
+    if (!rc)
+        *out = MT_GIVE(plan);
+    return rc;
 }
 
 bool mt_engine_fits(const struct mt_engine_params *p)
 {
-    struct mt_engine_plan plan;
-    if (mt_engine_divide(&plan, p, NULL))
-        return false;
-    mt_engine_plan_finish(&plan);
-    return true;
-}
-
-int mt_engine_plan_step(struct mt_engine_plan *plan, struct mt_program *step, uint64_t *host_bytes,
-                        const struct mt_engine_params *p, struct mt_err *err)
-{
-    *host_bytes = 0;
-    *step = (struct mt_program){0};
-    return divide_host(plan, step, host_bytes, p, err);
+    MT_CLOSED_BY(mt_engine_plan_finish) struct mt_engine_plan plan = {0};
+    return !mt_engine_divide(&plan, p, NULL);
 }
 
 int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
 {
-    struct mt_engine_plan plan;
-    struct mt_program prog = {0};
-    int rc = mt_engine_divide(&plan, p, err);
-    if (rc)
-        return rc;
-    rc = divide_host(&plan, &prog, NULL, p, err); /* the caller checks the host memory */
-    if (rc) {
-        mt_engine_plan_finish(&plan);
-        return rc;
-    }
-    mt_program_finish(&prog);
-    *out = plan;
-    return 0;
+    MT_CLOSED_BY(mt_engine_plan_finish) struct mt_engine_plan plan = {0};
+    MT_CLOSED_BY(mt_program_finish) struct mt_program prog = {0};
+    int rc = mt_engine_divide(&plan, p, err)
+          ?: mt_engine_plan_step(&plan, &prog, NULL, p, err); /* the caller checks the host memory */
+    if (!rc)
+        *out = MT_GIVE(plan);
+    return rc;
 }
 
 void mt_engine_plan_trim(const struct mt_engine_plan *plan, struct mt_plane_set_params *planes)
@@ -554,11 +531,6 @@ void mt_engine_plan_trim(const struct mt_engine_plan *plan, struct mt_plane_set_
 
 void mt_engine_plan_finish(struct mt_engine_plan *plan)
 {
-    free(plan->units);
-    free(plan->values);
-    free(plan->on_disk);
-    free(plan->planes);
-    free(plan->in_files);
-    free(plan->owned);
+    mt_arrays_finish(&plan->arrays);
     *plan = (struct mt_engine_plan){0};
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "base/mem.h"
 #include "device/device.h"
 #include "model/model.h"
 #include "net/net.h"
@@ -52,7 +53,8 @@ struct mt_unit_planes {
 
 /** How the device budget is divided; the engine allocates exactly this. */
 struct mt_engine_plan {
-    struct mt_program_params program; /* `units` and `values` are owned by the plan */
+    struct mt_arrays arrays;          /* what follows, and the program's `units` and `values` */
+    struct mt_program_params program;
     struct mt_unit_shape *units;
     struct mt_value *values;
     size_t pool_bytes[MT_N_POOLS];    /* all buffers of the pool on all lanes, alignment included */
@@ -67,12 +69,12 @@ struct mt_engine_plan {
     enum mt_activations activations;  /* as chosen */
     size_t n_stay, n_caches_stay;     /* where tokens are drawn: units whose weights, and whose cache, keep
                                          their buffers */
-    mt_plane_bits *on_disk;           /* [n_units] planes on the disk; owned by the plan */
+    mt_plane_bits *on_disk;           /* [n_units] planes on the disk */
     struct mt_unit_planes *planes; /* [n_units] */
     bool uses_disk;
     int n_deals;                      /* times that units were dealt anew, by the room that their owners have */
     bool loads_table;                 /* the embedding's, though its rows were to be gathered */
-    mt_plane_bits *in_files;          /* [n_units] planes read in place from the model's files; owned, too */
+    mt_plane_bits *in_files;          /* [n_units] planes read in place from the model's files */
     bool uses_files;
     mt_plane_bits *owned, *elsewhere; /* [n_units] planes that one of several hosts alone has; that this one has not */
     int64_t base_blocks;              /* blocks that could be read in place but are in host memory */
@@ -92,7 +94,8 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
 /**
  * The rest of a plan that mt_engine_divide() made from *p; *step is the program of a full step with an update, which
  * the caller finishes. *host_bytes: host memory that it takes, the device's included if the device shares host memory.
- * If that is more than p->host_bytes: -ENOSPC, and the step is not built. The plan is to be finished in any case.
+ * If that is more than p->host_bytes: -ENOSPC, and the step is not built; NULL: the caller checks it. The plan is to be
+ * finished in any case, *step, which must be all 0, after success.
  */
 int mt_engine_plan_step(struct mt_engine_plan *plan, struct mt_program *step, uint64_t *host_bytes,
                         const struct mt_engine_params *p, struct mt_err *err);

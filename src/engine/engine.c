@@ -41,16 +41,18 @@ static int create_lists(mt_engine *e, struct mt_err *err)
 {
     const struct mt_engine_params *p = &e->p;
     e->n_learners = MT_MAX(p->n_learners, (size_t)1);
-    e->lane = mt_calloc(e->n_lanes, sizeof(*e->lane));
-    e->learner = mt_calloc(e->n_learners, sizeof(*e->learner));
-    e->step_learner = mt_calloc(e->n_learners, sizeof(*e->step_learner));
-    e->micro = mt_calloc(p->max_micro, sizeof(*e->micro));
-    if (!e->lane || !e->learner || !e->step_learner || !e->micro)
-        return mt_fail_nomem(err, "the engine", p->max_micro * sizeof(*e->micro));
-    int rc = 0;
-    for (size_t i = 0; i < e->n_learners && !rc; i++)
-        rc = mt_learner_init(&e->learner[i], p->n_learners ? &p->learner[i] : &p->numerics, p->layout->n_units, err);
-    return rc;
+    e->lane = mt_arrays_add(&e->arrays, e->n_lanes, sizeof(*e->lane));
+    e->learner = mt_arrays_add(&e->arrays, e->n_learners, sizeof(*e->learner));
+    e->step_learner = mt_arrays_add(&e->arrays, e->n_learners, sizeof(*e->step_learner));
+    e->micro = mt_arrays_add(&e->arrays, p->max_micro, sizeof(*e->micro));
+    for (size_t i = 0; i < e->n_learners && !e->arrays.failed; i++) {
+        struct mt_learner *l = &e->learner[i];
+        l->numerics = p->n_learners ? p->learner[i] : p->numerics;
+        if (l->numerics.optimizer)
+            mt_optimizer_own_keys(l->numerics.optimizer, l->numerics.optimizer_keys, l->keys);
+        l->clip = mt_arrays_add(&e->arrays, p->layout->n_units, sizeof(*l->clip));
+    }
+    return e->arrays.failed ? mt_fail_nomem(err, "the engine", p->max_micro * sizeof(*e->micro)) : 0;
 }
 
 /* Tensors before the first whose update follows under backward. */
@@ -109,15 +111,9 @@ void mt_engine_destroy(mt_engine **engine)
     for (size_t i = 0; e->lane && i < e->n_lanes; i++)
         mt_lane_finish(&e->lane[i]);
     mt_host_memory_free(e);
-    free(e->lane);
-    for (size_t i = 0; e->learner && i < e->n_learners; i++)
-        mt_learner_finish(&e->learner[i]);
-    free(e->learner);
-    free(e->step_learner);
-    free(e->micro);
-    free(e->rows.ids);
-    mt_hosts_finish(e);
+    free(e->hosts.buf);
     mt_pool_destroy(&e->update_pool);
+    mt_arrays_finish(&e->arrays);
     mt_engine_plan_finish(&e->plan);
     free(e);
     *engine = NULL;
@@ -182,8 +178,10 @@ static void read_disk(const mt_engine *e, const struct mt_disk_stats *before, st
 /* The pending updates have been made in every unit. */
 static void retire_pending(mt_engine *e)
 {
-    for (size_t i = 0; i < e->n_learners; i++)
-        mt_learner_retire(&e->learner[i]);
+    for (struct mt_learner *l = e->learner; l < e->learner + e->n_learners; l++) {
+        l->updates += l->pending.any;
+        l->pending.any = false;
+    }
 }
 
 static int run_program(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
@@ -281,7 +279,8 @@ int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_ste
     if (rc)
         return rc;
     for (size_t k = 0; k < e->n_learners; k++)
-        mt_learner_begin(&e->learner[k], of[k].data, of[k].lr);
+        e->learner[k].own =
+            (struct mt_pending){.any = of[k].data, .lr = of[k].lr, .t = mt_engine_next_update(e, k) + 1};
     mt_engine_perturb(e, of[0].data ? of[0].data->step : 0, 0);
     struct mt_disk_stats drives = drive_stats(e);
     rc = run_program(e, r, err);
@@ -312,7 +311,7 @@ int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_ste
 int mt_engine_step_again(mt_engine *e, const struct mt_learner_step *of, struct mt_step_result *res, struct mt_err *err)
 {
     for (size_t k = 0; k < e->n_learners; k++)
-        mt_learner_drop(&e->learner[k]);
+        e->learner[k].pending.any = false;
     return mt_engine_step(e, of, res, err);
 }
 

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/mem.h"
 #include "device/device.h"
 #include "engine/lane.h"
 #include "net/net.h"
@@ -21,19 +22,18 @@
 struct mt_runnable {
     struct mt_program prog;
     enum mt_program_mode mode;
+    struct mt_arrays arrays; /* what follows */
     mt_event **done;   /* [n_instrs] of device instructions that signal, else NULL */
     mt_event **before; /* [n_instrs] of compute instructions that wait for a copy: when the wait began */
     mt_event **after;  /* and when it ended */
     mt_event *start[MT_MAX_LANES], *end[MT_MAX_LANES]; /* of the step, on each lane; NULL: it has no operations */
     mt_event *turn;               /* after the last forward instruction */
     size_t turn_at;
-    int32_t *positions; /* memory of all queues' lists */
     struct mt_queue_list {
         int32_t *at; /* positions of the queue's instructions in the program */
         size_t n;
     } queue[MT_MAX_QUEUES]; /* by number */
     struct mt_disk_sums *spilled; /* [n_objects] sums of objects spilled to the disk; NULL: no sums */
-    uint64_t *sum;                /* their memory */
     bool *ended; /* [n_instrs] in this run, of queues that end in any order */
     struct mt_exec_trace *trace; /* NULL: not traced */
     struct mt_runnable *next;

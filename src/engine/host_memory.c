@@ -3,8 +3,6 @@
  * The engine's host memory: spill space and the host pools' buffers. They, and planes that are copied, are registered
  * with the devices; the addresses are the same for all lanes.
  */
-#include <stdlib.h>
-
 #include "base/mem.h"
 #include "engine/state.h"
 
@@ -39,9 +37,9 @@ static int alloc_staging(mt_engine *e, struct mt_err *err)
         if (mt_pools[i].device)
             continue;
         int n = bytes[i] ? e->plan.program.n_buffers[0][i] : 0;
-        e->b.buffers[i] = mt_calloc((size_t)n + 1, sizeof(void *));
-        e->x.disk_ops[i] = mt_calloc((size_t)n, sizeof(struct mt_disk_op));
-        if (!e->b.buffers[i] || !e->x.disk_ops[i])
+        e->b.buffers[i] = mt_arrays_add(&e->arrays, (size_t)n + 1, sizeof(void *));
+        e->x.disk_ops[i] = mt_arrays_add(&e->arrays, (size_t)n, sizeof(struct mt_disk_op));
+        if (e->arrays.failed)
             return mt_fail_nomem(err, "disk transfers", (size_t)n * sizeof(struct mt_disk_op));
         for (int k = 0; k < n; k++, at += bytes[i])
             e->b.buffers[i][k] = e->staging + at;
@@ -136,10 +134,5 @@ void mt_host_memory_free(mt_engine *e)
         if (e->p.disk)
             mt_disk_set_buffers(e->p.disk, NULL, 0);
         mt_host_free(e->staging, e->staging_bytes);
-    }
-    for (int i = 0; i < MT_N_POOLS; i++) {
-        if (!mt_pools[i].device)
-            free(e->b.buffers[i]);
-        free(e->x.disk_ops[i]);
     }
 }

@@ -4,7 +4,6 @@
  * what is done with the gradient, so that each host decides the same.
  */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -38,25 +37,13 @@ static size_t weights_of(const mt_engine *e, size_t unit, char *staged, struct m
 
 int mt_hosts_create(mt_engine *e, struct mt_err *err)
 {
-    size_t each = (size_t)(mt_net_size(e->p.net) - 1) * MT_NET_PARTS;
+    size_t each = (size_t)(mt_net_size(e->p.net) - 1) * MT_NET_PARTS, groups = mt_groups_n(mt_engine_groups(&e->p));
     struct mt_hosts *h = &e->hosts;
-    h->ops = mt_calloc(MT_NET_UNDER_WAY, sizeof(*h->ops));
-    h->messages = mt_calloc(MT_NET_UNDER_WAY * each + 1, sizeof(*h->messages));
-    h->routed = mt_calloc(mt_groups_n(mt_engine_groups(&e->p)) * (size_t)e->p.layout->cfg.moe.n_experts + 1,
-                          sizeof(*h->routed));
-    if (!h->ops || !h->messages || !h->routed)
-        return mt_fail_nomem(err, "messages of hosts", MT_NET_UNDER_WAY * each * sizeof(*h->messages));
-    for (size_t i = 0; i < MT_NET_UNDER_WAY; i++)
-        h->ops[i].m = h->messages + i * each;
-    return 0;
-}
-
-void mt_hosts_finish(mt_engine *e)
-{
-    free(e->hosts.ops);
-    free(e->hosts.messages);
-    free(e->hosts.routed);
-    free(e->hosts.buf);
+    h->ops = mt_arrays_add(&e->arrays, MT_NET_UNDER_WAY, sizeof(*h->ops));
+    for (size_t i = 0; i < MT_NET_UNDER_WAY && h->ops; i++)
+        h->ops[i].m = mt_arrays_add(&e->arrays, each + 1, sizeof(*h->ops[i].m));
+    h->routed = mt_arrays_add(&e->arrays, groups * (size_t)e->p.layout->cfg.moe.n_experts + 1, sizeof(*h->routed));
+    return e->arrays.failed ? mt_fail_nomem(err, "messages of hosts", MT_NET_UNDER_WAY * each * sizeof(*h->ops->m)) : 0;
 }
 
 int64_t *mt_hosts_routed(const mt_engine *e, size_t group)

@@ -1,45 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/learner.h"
 
-#include <stdlib.h>
-
-#include "base/mem.h"
-
-int mt_learner_init(struct mt_learner *l, const struct mt_numerics *numerics, size_t n_units,
-                    struct mt_err *err)
-{
-    l->numerics = *numerics;
-    if (numerics->optimizer)
-        mt_optimizer_own_keys(numerics->optimizer, numerics->optimizer_keys, l->keys);
-    l->clip = mt_calloc(n_units, sizeof(*l->clip));
-    return l->clip ? 0 : mt_fail_nomem(err, "the engine", n_units * sizeof(*l->clip));
-}
-
-void mt_learner_finish(struct mt_learner *l)
-{
-    free(l->clip);
-    l->clip = NULL;
-}
-
 void mt_learner_decide(struct mt_learner *l, double lr)
 {
     l->pending = (struct mt_pending){.any = true, .lr = lr, .t = l->updates + 1};
-}
-
-void mt_learner_drop(struct mt_learner *l)
-{
-    l->pending.any = false;
-}
-
-void mt_learner_begin(struct mt_learner *l, bool any, double lr)
-{
-    l->own = (struct mt_pending){.any = any, .lr = lr, .t = l->updates + l->pending.any + 1};
-}
-
-void mt_learner_retire(struct mt_learner *l)
-{
-    l->updates += l->pending.any;
-    l->pending.any = false;
 }
 
 enum mt_row_weights mt_learner_row_weights(const struct mt_numerics *n)

@@ -26,7 +26,7 @@ struct mt_learner {
     double keys[MT_OPTIMIZER_SLOTS]; /* of its optimizer, in the optimizer's order */
     struct mt_pending pending;
     struct mt_pending own; /* the update of the step under way, of blocks that are updated under backward */
-    float *clip; /* [n_units] factor of the newest gradient, or MT_CLIP_SKIP: the same in a block; owned */
+    float *clip; /* [n_units] factor of the newest gradient, or MT_CLIP_SKIP: the same in a block */
     uint64_t updates; /* made so far */
     uint64_t t0;      /* of them before the optimizer's states were new */
     const struct mt_tensor *_Atomic bad; /* an update made weights of it not finite: the learner's state is lost */
@@ -36,17 +36,8 @@ struct mt_learner {
     struct mt_objective_step objective;
 };
 
-/** Sets what does not change in the run; all else must be 0. Finish it after an error, too. */
-int mt_learner_init(struct mt_learner *l, const struct mt_numerics *numerics, size_t n_units, struct mt_err *err);
-void mt_learner_finish(struct mt_learner *l);
 /** With which rate the update of a step is made. */
 void mt_learner_decide(struct mt_learner *l, double lr);
-/** The update of the last step is not made. */
-void mt_learner_drop(struct mt_learner *l);
-/** Before a step in which it takes part (`any`) or not: with which rate its updates under backward are made. */
-void mt_learner_begin(struct mt_learner *l, bool any, double lr);
-/** The pending update has been made in every unit. */
-void mt_learner_retire(struct mt_learner *l);
 /** What its micro-batches of the step have in common. data NULL: it takes no part. `l` must outlive the step. */
 struct mt_model_learner mt_learner_of_model(struct mt_learner *l, const struct mt_step_data *data,
                                             const double *reference);

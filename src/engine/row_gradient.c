@@ -18,7 +18,7 @@ int mt_row_gradient_init(mt_engine *e, struct mt_err *err)
     size_t most = mt_model_max_used_rows(&mp);
     if (!e->p.train || !mt_program_compacts(&e->plan.program, 0))
         return 0;
-    e->rows.ids = mt_calloc(most, sizeof(*e->rows.ids));
+    e->rows.ids = mt_arrays_add(&e->arrays, most, sizeof(*e->rows.ids));
     if (!e->rows.ids)
         return mt_fail_nomem(err, "rows of the embedding", most * sizeof(*e->rows.ids));
     e->rows.row_bytes = e->plan.units[0].grad_row_bytes;

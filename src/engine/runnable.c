@@ -17,11 +17,7 @@ static void destroy_runnable(struct mt_runnable *r)
         mt_event_destroy(&r->end[lane]);
     }
     mt_event_destroy(&r->turn);
-    free(r->done);
-    free(r->spilled);
-    free(r->sum);
-    free(r->ended);
-    free(r->positions);
+    mt_arrays_finish(&r->arrays);
     mt_exec_trace_destroy(r);
     mt_program_finish(&r->prog);
     free(r);
@@ -39,13 +35,13 @@ void mt_runnable_destroy_all(mt_engine *e)
 static int list_queues(struct mt_runnable *r, struct mt_err *err)
 {
     size_t n = r->prog.n_instrs, first = 0;
-    r->ended = mt_calloc(n, sizeof(*r->ended));
-    r->positions = mt_calloc(n, sizeof(*r->positions));
-    if (!r->ended || !r->positions)
-        return mt_fail_nomem(err, "a step program", n * sizeof(*r->positions));
+    int32_t *positions = mt_arrays_add(&r->arrays, n, sizeof(*positions));
+    r->ended = mt_arrays_add(&r->arrays, n, sizeof(*r->ended));
+    if (r->arrays.failed)
+        return mt_fail_nomem(err, "a step program", n * sizeof(*positions));
     for (int q = 0; q < mt_n_queues(r->prog.n_lanes); q++) {
         struct mt_queue_list *list = &r->queue[q];
-        list->at = r->positions + first;
+        list->at = positions + first;
         for (size_t i = 0; i < n; i++)
             if (mt_instr_queue(&r->prog.instrs[i]) == q)
                 list->at[list->n++] = (int32_t)i;
@@ -73,7 +69,7 @@ static int create_times(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
 static int create_events(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
 {
     size_t n = r->prog.n_instrs;
-    r->done = mt_calloc(3 * n, sizeof(*r->done));
+    r->done = mt_arrays_add(&r->arrays, 3 * n, sizeof(*r->done));
     if (!r->done)
         return mt_fail_nomem(err, "events", 3 * n * sizeof(*r->done));
     r->before = r->done + n;
@@ -102,7 +98,7 @@ static int alloc_sums(const mt_engine *e, struct mt_runnable *r, struct mt_err *
     if (!r->prog.disk_spill_bytes || !e->p.placement.nvme_checksums)
         return 0;
     size_t block = mt_disk_block(e->p.disk);
-    r->spilled = mt_calloc(n, sizeof(*r->spilled));
+    r->spilled = mt_arrays_add(&r->arrays, n, sizeof(*r->spilled));
     if (!r->spilled)
         return mt_fail_nomem(err, "sums of spilled activations", n * sizeof(*r->spilled));
     for (size_t i = 0; i < n; i++) {
@@ -113,10 +109,9 @@ static int alloc_sums(const mt_engine *e, struct mt_runnable *r, struct mt_err *
                                               .block = block, .what = "activations", .unit = (size_t)o->unit};
         n_sums += mt_disk_sums_n(o->bytes, 0, block);
     }
-    r->sum = mt_calloc(n_sums, sizeof(*r->sum));
-    if (!r->sum)
-        return mt_fail_nomem(err, "sums of spilled activations", n_sums * sizeof(*r->sum));
-    uint64_t *at = r->sum;
+    uint64_t *at = mt_arrays_add(&r->arrays, n_sums, sizeof(*at));
+    if (!at)
+        return mt_fail_nomem(err, "sums of spilled activations", n_sums * sizeof(*at));
     for (size_t i = 0; i < n; i++) {
         r->spilled[i].sum = at;
         at += mt_disk_sums_n(r->spilled[i].bytes, 0, block);

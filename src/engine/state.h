@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "base/mem.h"
 #include "base/pool.h"
 #include "engine/engine.h"
 #include "engine/exec.h"
@@ -15,7 +16,7 @@
 struct mt_row_gradient {
     char *table;      /* NULL: the gradient leaves the device as a whole */
     size_t row_bytes;
-    int32_t *ids;     /* [n] ascending; owned */
+    int32_t *ids;     /* [n] ascending */
     size_t n;
 };
 
@@ -23,9 +24,8 @@ struct mt_row_gradient {
 struct mt_hosts {
     char *buf; /* owned: what is sent or received after a step */
     size_t cap;
-    struct mt_net_op *ops;          /* [MT_NET_UNDER_WAY] of the executor; NULL: one host. Owned, with their messages */
-    struct mt_net_message *messages;
-    int64_t *routed;   /* [groups, n_experts] owned: rows of experts that this host has sent or received in a step */
+    struct mt_net_op *ops; /* [MT_NET_UNDER_WAY] of the executor; NULL: one host */
+    int64_t *routed;   /* [groups, n_experts] rows of experts that this host has sent or received in a step */
     atomic_bool asked; /* this host was asked to stop */
     bool stop;         /* any was, after the last step */
 };
@@ -33,6 +33,7 @@ struct mt_hosts {
 struct mt_engine {
     struct mt_engine_params p;
     struct mt_engine_plan plan;
+    struct mt_arrays arrays;    /* of which what follows has its arrays, but where it says that it owns them */
     struct mt_binding b;        /* what all lanes share: no device, no model, host pools alone */
     struct mt_lane *lane;       /* [n_lanes] devices, as many as there are */
     size_t n_lanes;
@@ -113,8 +114,6 @@ void mt_runnable_destroy_all(mt_engine *e);
 /* hosts.c */
 /** Messages that are under way at once, of an engine with other hosts. -ENOMEM. */
 int mt_hosts_create(mt_engine *e, struct mt_err *err);
-/** Of every engine, also after a failure. */
-void mt_hosts_finish(mt_engine *e);
 /** The rows of experts in a group of another host's lanes: [n_experts]. */
 int64_t *mt_hosts_routed(const mt_engine *e, size_t group);
 /** Where the content of a program's message is on this host. Returns the number of parts. */
