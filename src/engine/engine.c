@@ -338,28 +338,25 @@ static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct
     const struct mt_batch *whole = mt_step_whole(data, &n);
     for (size_t i = 0, mb = 0; i < n; i++, mb += chunks) {
         const struct mt_batch *b = &whole[i];
-        const float *loss = mt_model_losses(head_of(e, mb), mb);
-        const int32_t *correct = mt_model_correct(head_of(e, mb), mb);
+        const struct mt_micro_stats s = mt_model_micro_stats(head_of(e, mb), mb);
         for (int32_t d = 0, row = 0; d < (int32_t)b->n_docs; d++) {
             double sum = 0, answer = 0;
             for (; row < b->doc_rows[d + 1]; row++) {
-                sum += (double)loss[row];
-                answer += row < b->answer_rows[d] ? 0 : (double)loss[row];
-                res->n_correct += (uint64_t)(correct[row] != 0);
+                sum += (double)s.loss[row];
+                answer += row < b->answer_rows[d] ? 0 : (double)s.loss[row];
+                res->n_correct += (uint64_t)(s.correct[row] != 0);
             }
             res->loss_sum += sum;
             if (doc_loss)
                 *doc_loss++ = answer;
         }
         if (res->row_loss) {
-            memcpy(res->row_loss + first, loss, b->n_loss * sizeof(*loss));
-            memcpy(res->row_correct + first, correct, b->n_loss * sizeof(*correct));
+            memcpy(res->row_loss + first, s.loss, b->n_loss * sizeof(*s.loss));
+            memcpy(res->row_correct + first, s.correct, b->n_loss * sizeof(*s.correct));
         }
         if (res->row_top) {
-            const float *rest;
-            const struct mt_top *top = mt_model_top(head_of(e, mb), mb, &rest);
-            memcpy(res->row_top + first * e->p.top, top, b->n_loss * e->p.top * sizeof(*top));
-            memcpy(res->row_rest + first, rest, b->n_loss * sizeof(*rest));
+            memcpy(res->row_top + first * e->p.top, s.top, b->n_loss * e->p.top * sizeof(*s.top));
+            memcpy(res->row_rest + first, s.rest, b->n_loss * sizeof(*s.rest));
         }
         first += b->n_loss;
         res->n_loss += b->n_loss;
@@ -399,8 +396,9 @@ int mt_engine_draw(mt_engine *e, const struct mt_batch *micro, size_t n, const s
 {
     int rc = run_forward(e, MT_MODE_LOGITS, 0, micro, n, draw, err);
     for (size_t mb = 0, at = 0; mb < n && !rc; at += micro[mb++].n_loss) {
-        memcpy(ids + at, mt_model_drawn(head_of(e, mb), mb), micro[mb].n_loss * sizeof(*ids));
-        memcpy(losses + at, mt_model_losses(head_of(e, mb), mb), micro[mb].n_loss * sizeof(*losses));
+        const struct mt_micro_stats s = mt_model_micro_stats(head_of(e, mb), mb);
+        memcpy(ids + at, s.drawn, micro[mb].n_loss * sizeof(*ids));
+        memcpy(losses + at, s.loss, micro[mb].n_loss * sizeof(*losses));
     }
     return rc;
 }

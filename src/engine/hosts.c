@@ -105,38 +105,35 @@ static void copy(struct copying *c, void *part, size_t bytes)
     c->at += bytes;
 }
 
+static void copy_stats(struct copying *c, mt_model *m, enum mt_stats_part part, size_t i)
+{
+    size_t bytes;
+    void *at = mt_model_stats_of(m, part, i, &bytes);
+    copy(c, at, bytes);
+}
+
 /* Losses of the micro-batches that the host's lanes compute, and what measures need beside them, rows of experts and sums
  * of routers' probabilities of their groups, sums of squares of gradients that are cast there. */
 static void copy_all(struct copying *c, const struct mt_runnable *r)
 {
     const struct mt_program_params *p = &c->e->plan.program;
-    size_t bytes;
     for (size_t mb = 0; mb < r->prog.n_micro; mb++) {
         int lane = mt_micro_lane(p, mb);
         if (mt_program_host_of(p, lane) != c->host)
             continue;
-        mt_model *m = mt_engine_model_on(c->e, (size_t)lane);
-        void *part = mt_model_stats_of_micro(m, mb, &bytes);
-        copy(c, part, bytes);
-        part = mt_model_stats_of_few(m, mb, &bytes);
-        copy(c, part, bytes);
+        copy_stats(c, mt_engine_model_on(c->e, (size_t)lane), MT_STATS_OF_MICRO, mb);
+        copy_stats(c, mt_engine_model_on(c->e, (size_t)lane), MT_STATS_OF_FEW, mb);
     }
     for (size_t group = 0; group < mt_groups_in_use(p->groups, r->prog.n_micro); group++) {
         int lane = mt_group_lane(p, group);
         if (mt_program_host_of(p, lane) != c->host)
             continue;
-        mt_model *m = mt_engine_model_on(c->e, (size_t)lane);
-        void *part = mt_model_stats_of_group(m, group, &bytes);
-        copy(c, part, bytes);
-        part = mt_model_stats_of_probabilities(m, group, &bytes);
-        copy(c, part, bytes);
+        copy_stats(c, mt_engine_model_on(c->e, (size_t)lane), MT_STATS_OF_GROUP, group);
+        copy_stats(c, mt_engine_model_on(c->e, (size_t)lane), MT_STATS_PROBABILITIES, group);
     }
-    for (size_t u = 0; u < p->n_units && r->prog.backward; u++) {
-        if (mt_program_host_of(p, p->units[u].lane_back) != c->host)
-            continue;
-        void *part = mt_model_stats_of_unit(mt_engine_model_on(c->e, p->units[u].lane_back), u, &bytes);
-        copy(c, part, bytes);
-    }
+    for (size_t u = 0; u < p->n_units && r->prog.backward; u++)
+        if (mt_program_host_of(p, p->units[u].lane_back) == c->host)
+            copy_stats(c, mt_engine_gradient_model_of(c->e, u), MT_STATS_OF_UNIT, u);
 }
 
 static int reserve(mt_engine *e, const struct mt_runnable *r, int host, size_t *bytes, struct mt_err *err)

@@ -39,9 +39,10 @@ static void add(const mt_engine *e, const struct mt_objective_step *s, size_t fi
     for (size_t i = 0, mb = first; i < n; i++, mb += chunks) {
         const mt_model *m = mt_engine_model_for(e, e->b.layout->n_units - 1, mb);
         struct mt_micro_losses of = {.batch = &b[i]};
-        if (!s->objective->by_rewards)
-            of = (struct mt_micro_losses){&b[i], mt_model_losses(m, mb), mt_model_correct(m, mb),
-                                          mt_model_few_values(m, mb), mt_model_entropy(m, mb)};
+        if (!s->objective->by_rewards) {
+            const struct mt_micro_stats found = mt_model_micro_stats(m, mb);
+            of = (struct mt_micro_losses){&b[i], found.loss, found.correct, found.few, found.entropy};
+        }
         s->objective->measure(s, &of, sum);
     }
 }

@@ -31,8 +31,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
                                  biases[] = {{"self_attn.q_proj.bias", q, .head_rows = c->head_dim},
                                              {"self_attn.k_proj.bias", kv, .head_rows = c->head_dim},
                                              {"self_attn.v_proj.bias", v}};
-    if (norms->before)
-        mt_layout_add_norm(b, p, MT_ATTENTION_NORM, hidden, norms->before, &c->norm);
+    mt_layout_add_norm(b, p, MT_ATTENTION_NORM, hidden, norms->before, &c->norm);
     mt_layout_add_norm_bias(b, p, MT_ATTENTION_NORM, hidden, "input_layernorm.bias", &c->norm);
     if (c->qkv_name)
         mt_layout_add_tensor(b, p, MT_ATTENTION_QKV, q + 2 * kv, hidden, c->qkv_name);
@@ -50,8 +49,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
         mt_layout_add_tensor(b, p, MT_ATTENTION_OUT_BIAS, hidden, 0, "self_attn.o_proj.bias");
     if (c->sinks)
         mt_layout_add_tensor(b, p, MT_ATTENTION_SINKS, c->n_heads, 0, "self_attn.sinks");
-    if (norms->after)
-        mt_layout_add_norm(b, p, MT_ATTENTION_NORM_AFTER, hidden, norms->after, &c->norm);
+    mt_layout_add_norm(b, p, MT_ATTENTION_NORM_AFTER, hidden, norms->after, &c->norm);
 }
 
 /* Columns of a row of the product [q | k | v]. With gates that of a head follows its query, or all are at the end. */
@@ -149,11 +147,18 @@ static struct columns make_heads(struct mt_recipe *r, struct columns x)
     return y;
 }
 
+/* Elements of a row of the product: q, k and v, and gates, or q and k alone. */
+static size_t width_of(const struct mt_layer_spec *s)
+{
+    int64_t q = s->n_heads * (s->head_dim + (s->gate ? s->v_dim : 0));
+    return (size_t)(q + s->n_kv_heads * (s->head_dim + (s->v_is_k ? 0 : s->v_dim)));
+}
+
 struct mt_view mt_attention_outputs(struct mt_recipe *r, struct mt_view h)
 {
     const struct mt_layer_spec *s = r->spec;
     struct mt_view qkv = mt_linear_of(r, "qkv", h, MT_ATTENTION_QKV, s->qkv_bias ? MT_ATTENTION_QKV_BIAS : -1,
-                                      mt_widths(r->cfg, s).qkv, QKV);
+                                      width_of(s), QKV);
     struct columns x = split(s, qkv), y = make_heads(r, x);
     struct mt_view o = mt_attend_of(r, y.qk.q, y.qk.k, y.v, OUT);
     if (s->sinks) {

@@ -39,7 +39,11 @@ static const struct part_bytes *bytes_of_part(struct part_bytes *known, const st
 
 static size_t record_bytes(const struct mt_model_params *p, size_t unit)
 {
-    return mt_unit_record_bytes(p->layout, unit, p->dtype, p->max_tokens);
+    struct mt_segment segment[MT_MAX_SEGMENTS];
+    size_t n = mt_unit_segments(p->layout, unit, p->dtype, p->max_tokens, segment), bytes = 0;
+    for (size_t i = 0; i < n; i++)
+        bytes += segment[i].bytes;
+    return bytes;
 }
 
 /* The largest record and scratch of a unit, since units run one at a time; and the largest workspace. */
@@ -281,23 +285,22 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->p = *p;
     m->layout = p->layout;
     m->dt = p->dtype;
-    m->wd.c = (size_t)p->layout->cfg.hidden;
+    m->c = (size_t)p->layout->cfg.hidden;
     m->coded_rows = coded_rows(p, dev);
     m->input_bytes = mt_inputs_layout(&in, p, NULL);
     m->used_bytes = used_bytes(p);
     m->stats_bytes = mt_model_stats_bytes(p);
     m->counts_bytes = mt_model_counts_bytes(p);
-    m->running = m->inputs = mt_calloc(p->max_micro, sizeof(*m->inputs));
-    m->partials_at = mt_calloc(p->layout->n_tensors + 1, sizeof(*m->partials_at));
-    m->weighings = mt_calloc(p->max_micro, sizeof(*m->weighings));
-    m->scalars = mt_calloc((size_t)p->layout->cfg.n_layers, sizeof(*m->scalars));
-    m->places = mt_calloc(MT_MAX(p->layout->n_recipes, (size_t)1), sizeof(*m->places));
+    m->running = m->inputs = mt_arrays_add(&m->arrays, p->max_micro, sizeof(*m->inputs));
+    m->partials_at = mt_arrays_add(&m->arrays, p->layout->n_tensors + 1, sizeof(*m->partials_at));
+    m->weighings = mt_arrays_add(&m->arrays, p->max_micro, sizeof(*m->weighings));
+    m->scalars = mt_arrays_add(&m->arrays, (size_t)p->layout->cfg.n_layers, sizeof(*m->scalars));
+    m->places = mt_arrays_add(&m->arrays, p->layout->n_recipes, sizeof(*m->places));
+    if (p->used_rows)
+        m->seen = mt_arrays_add(&m->arrays, mt_div_up((size_t)p->layout->cfg.vocab, (size_t)64), sizeof(*m->seen));
     for (int64_t i = 0; m->scalars && i < p->layout->cfg.n_layers; i++)
         m->scalars[i] = 1;
-    int rc = 0;
-    m->seen = p->used_rows ? mt_calloc(mt_div_up((size_t)p->layout->cfg.vocab, (size_t)64), sizeof(*m->seen)) : NULL;
-    if (!m->inputs || !m->partials_at || !m->weighings || !m->scalars || !m->places || (p->used_rows && !m->seen))
-        rc = mt_fail_nomem(err, "the model", p->max_micro * sizeof(*m->inputs));
+    int rc = m->arrays.failed ? mt_fail_nomem(err, "the model", p->max_micro * sizeof(*m->inputs)) : 0;
     rc = rc ?: alloc_host(m, err) ?: alloc_device(m, err);
     if (rc) {
         mt_model_destroy(&m);
@@ -351,12 +354,7 @@ void mt_model_destroy(mt_model **model)
     mt_host_free(m->counts, m->counts_bytes);
     mt_host_free(m->inputs_host, all_input_bytes(m));
     mt_host_free(m->stats_host, m->stats_bytes);
-    free(m->inputs);
-    free(m->partials_at);
-    free(m->weighings);
-    free(m->places);
-    free(m->scalars);
-    free(m->seen);
+    mt_arrays_finish(&m->arrays);
     free(m);
     *model = NULL;
 }

@@ -72,8 +72,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
                                           .log_to = d.plain ? (float)(heads + 1) : 16},
                                  skip = {.usual = "linear_attn.D", .rows = heads, .start = 1},
                                  bias = {.usual = "linear_attn.conv1d.bias", .rows = (int64_t)d.conv};
-    if (norms->before)
-        mt_layout_add_norm(b, p, MT_DELTA_NORM, hidden, norms->before, &c->norm);
+    mt_layout_add_norm(b, p, MT_DELTA_NORM, hidden, norms->before, &c->norm);
     lay_out_in(b, p, &d);
     mt_layout_add_tensor(b, p, MT_DELTA_CONV, (int64_t)d.conv, (int64_t)d.taps, "linear_attn.conv1d.weight");
     if (d.conv_bias)
@@ -84,8 +83,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
         mt_layout_add_param(b, p, MT_DELTA_SKIP, 0, 1, &skip);
     mt_layout_add_norm(b, p, MT_DELTA_OUT_NORM, d.plain ? o : (int64_t)d.v, "linear_attn.norm.weight", &ones);
     mt_layout_add_tensor(b, p, MT_DELTA_OUT, hidden, o, "linear_attn.out_proj.weight");
-    if (norms->after)
-        mt_layout_add_norm(b, p, MT_DELTA_NORM_AFTER, hidden, norms->after, &c->norm);
+    mt_layout_add_norm(b, p, MT_DELTA_NORM_AFTER, hidden, norms->after, &c->norm);
 }
 
 /* Columns of a row of the product; each has k_heads heads: values are as wide as all those of a key head. */

@@ -16,7 +16,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
                            &(struct mt_embedding){
                                .n = r->in->n_tokens,
                                .vocab = (size_t)m->layout->cfg.vocab,
-                               .c = m->wd.c,
+                               .c = m->c,
                                .dtype = m->dt,
                                .scale = (float)m->layout->cfg.embed_scale,
                                .ids = r->in->ids,
@@ -36,7 +36,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
                                &(struct mt_embedding_bwd){
                                    .n = r->in->n_tokens,
                                    .vocab = (size_t)m->layout->cfg.vocab,
-                                   .c = m->wd.c,
+                                   .c = m->c,
                                    .n_runs = r->in->n_runs,
                                    .dtype = m->dt,
                                    .scale = (float)m->layout->cfg.embed_scale,

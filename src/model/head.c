@@ -92,7 +92,7 @@ static struct head begin(mt_model *m, const struct mt_model_head *a)
 {
     const struct mt_layout *l = m->layout;
     size_t ld = mt_model_logits_ld(l);
-    struct head h = {.m = m, .a = a, .in = &m->inputs[a->mb], .c = m->wd.c, .vocab = (size_t)l->cfg.vocab, .ld = ld,
+    struct head h = {.m = m, .a = a, .in = &m->inputs[a->mb], .c = m->c, .vocab = (size_t)l->cfg.vocab, .ld = ld,
                      .piece = m->p.logits_piece ? m->p.logits_piece : m->p.logits_chunk};
     lay_out_scratch(&h.s, &m->p, m->unit_scratch);
     h.out = l->tied ? l->parts[0].param[MT_EMBED_TABLE] : l->parts[l->n_parts - 1].param[MT_HEAD_TABLE];

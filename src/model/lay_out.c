@@ -112,7 +112,8 @@ void mt_layout_add_norm(struct mt_layout_builder *b, struct mt_part *p, int role
                         const struct mt_norm_spec *norm)
 {
     const struct mt_param_tensor w = {.usual = usual, .rows = n, .start = norm->plus_one ? 0 : 1};
-    mt_layout_add_param(b, p, role, 0, 1, &w);
+    if (usual)
+        mt_layout_add_param(b, p, role, 0, 1, &w);
 }
 
 void mt_layout_add_norm_bias(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t n, const char *usual,
@@ -150,7 +151,7 @@ static const struct mt_recipe *recipe_of(struct mt_layout_builder *b, const stru
             return l->recipes[i];
     struct mt_recipe *r = mt_recipe_create(kind, &l->cfg, spec);
     if (!r || !mt_grow(&l->recipes, &l->cap_recipes, l->n_recipes + 1, sizeof(*l->recipes))) {
-        mt_recipe_destroy(r);
+        free(r);
         b->failed = true;
         return NULL;
     }
@@ -543,7 +544,7 @@ void mt_layout_destroy(struct mt_layout **l)
         free((*l)->units);
         free((*l)->parts);
         for (size_t i = 0; i < (*l)->n_recipes; i++)
-            mt_recipe_destroy((*l)->recipes[i]);
+            free((*l)->recipes[i]);
         free((*l)->recipes);
         free((*l)->tensors);
         free((*l)->by_name);

@@ -33,7 +33,7 @@ int mt_layer_scale(const struct mt_part_run *r, void *h, struct mt_err *err)
     const mt_model *m = r->m;
     if (!r->part->spec->scalar_name)
         return 0;
-    struct mt_add a = {.n = r->in->n_tokens * m->wd.c, .dtype = m->dt, .b = h, .out = h,
+    struct mt_add a = {.n = r->in->n_tokens * m->c, .dtype = m->dt, .b = h, .out = h,
                        .scale = m->scalars[mt_layer_sharing(r->part->layer, m->layout->share)]};
     if (a.scale == 0) /* which would be read as 1 */
         return mt_op_zero(m->dev, &(struct mt_zero){h, a.n * mt_dtype_size(m->dt)}, err);

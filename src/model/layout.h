@@ -331,13 +331,9 @@ const struct mt_tensor *mt_unit_tensor_at(const struct mt_layout *l, size_t unit
 /** Whether two units are the same computation on the same shapes, so that both take the same time. */
 bool mt_layout_alike(const struct mt_layout *l, size_t a, size_t b);
 
-/** Bytes of a boundary: [max_tokens, hidden]. */
-size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens);
-
 /** In the order of MT_ROLE_RECORD_0 and following; returns how many. */
 size_t mt_unit_segments(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens,
                         struct mt_segment segment[MT_MAX_SEGMENTS]);
-size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens);
 /** What generation keeps of earlier tokens for a unit. */
 struct mt_unit_cache {
     enum mt_cache_kind kind;

@@ -55,11 +55,6 @@ size_t mt_hidden_bytes(const struct mt_part_shape *s)
     return mt_align_up(s->max_tokens * (size_t)s->cfg->hidden * mt_dtype_size(s->dtype), MT_RECORD_ALIGN);
 }
 
-size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens)
-{
-    return mt_hidden_bytes(&(struct mt_part_shape){.cfg = &l->cfg, .dtype = dtype, .max_tokens = max_tokens});
-}
-
 static struct mt_port *find_port(struct mt_port *port, size_t n, enum mt_role role)
 {
     size_t i = 0;
@@ -124,13 +119,14 @@ size_t mt_unit_segments(const struct mt_layout *l, size_t unit, enum mt_dtype dt
                         struct mt_segment segment[MT_MAX_SEGMENTS])
 {
     const struct mt_unit *u = &l->units[unit];
+    void *unused[MT_RECIPE_VALUES];
     size_t n = 0;
     for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++) {
         const struct mt_part_shape shape = {&l->cfg, l->parts[i].spec, dtype, max_tokens, 0, l->parts[i].recipe};
         const struct mt_part_kind *k = l->parts[i].kind;
         struct mt_part_record record = {.bytes = {0}};
         if (shape.recipe)
-            mt_recipe_record_bytes(shape.recipe, &shape, &record);
+            mt_recipe_lay_out_record(shape.recipe, &shape, &record, unused);
         else if (k->record_bytes)
             k->record_bytes(&shape, &record);
         if (i > u->first_part) /* the hidden state between two parts */
@@ -141,15 +137,6 @@ size_t mt_unit_segments(const struct mt_layout *l, size_t unit, enum mt_dtype dt
         }
     }
     return n;
-}
-
-size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens)
-{
-    struct mt_segment segment[MT_MAX_SEGMENTS];
-    size_t n = mt_unit_segments(l, unit, dtype, max_tokens, segment), bytes = 0;
-    for (size_t i = 0; i < n; i++)
-        bytes += segment[i].bytes;
-    return bytes;
 }
 
 struct mt_unit_cache mt_recipe_cache(const struct mt_recipe *r, enum mt_dtype dtype, size_t block)

@@ -57,11 +57,6 @@ static struct mt_dora_run dora_run(const struct mt_linear_bwd *a)
     return (struct mt_dora_run){.n = a->n, .x = a->x, .w = a->w, .p = a->p};
 }
 
-bool mt_linear_is_trained(const struct mt_linear_bwd *a)
-{
-    return mt_grad_of(a->g, a->p) || a->p.adapter;
-}
-
 int mt_column_sums(mt_model *m, size_t n, size_t c, enum mt_dtype dtype, const void *dy, float *db, struct mt_err *err)
 {
     struct mt_bias_bwd a = {.n = n, .c = c, .ld = c, .dtype = dtype, .dy = dy, .db = db,
@@ -112,11 +107,6 @@ int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_e
     return rc ?: mt_adapter_input_grad(m, &run, err);
 }
 
-int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
-{
-    return mt_linear_input_grad(m, a, err) ?: mt_linear_weight_grad(m, a, err);
-}
-
 int mt_linear_add_backward(mt_model *m, const struct mt_linear_bwd *a, float *sum, struct mt_err *err)
 {
     const struct mt_linear_shape shape = {a->n, a->in, a->out, m->dt, MT_F32};
@@ -142,11 +132,11 @@ size_t mt_norm_workspace(const struct mt_model_params *p, const struct mt_norm_s
 
 /* Both norms' operations have these fields. */
 #define FORWARD_FIELDS                                                                                                 \
-    .n = a->n, .c = m->wd.c, .dtype = m->dt, .eps = (float)(a->eps > 0 ? a->eps : a->spec->eps),                       \
+    .n = a->n, .c = m->c, .dtype = m->dt, .eps = (float)(a->eps > 0 ? a->eps : a->spec->eps),                       \
     .plus_one = a->spec->plus_one, .x = a->x, .w = mt_elem(m, a->w, a->p.at), .y = y, .rstd = a->rstd,                 \
     .use_rstd = again
 #define BACKWARD_FIELDS                                                                                                \
-    .n = a->n, .c = m->wd.c, .dtype = m->dt, .plus_one = a->spec->plus_one, .dy = d->dy, .x = a->x,                    \
+    .n = a->n, .c = m->c, .dtype = m->dt, .plus_one = a->spec->plus_one, .dy = d->dy, .x = a->x,                    \
     .w = mt_elem(m, a->w, a->p.at), .rstd = a->rstd, .dres = d->dres, .dx = d->dx, .dw = mt_grad_of(d->g, a->p),       \
     .workspace = m->own.workspace
 

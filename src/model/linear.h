@@ -26,8 +26,6 @@ struct mt_linear_bwd {
 };
 int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);
 int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);
-/** Both. */
-int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);
 
 /** Into FP32, where several layers are summed and rounded once: sum [n, out] += x W^T and its adapters; backward: both,
  * but sum [n, in] += the input's gradient, and a->dx is not used. */
@@ -41,9 +39,6 @@ int mt_linear_add_backward(mt_model *m, const struct mt_linear_bwd *a, float *su
 
 /** db += column sums of dy [n, c], of that dtype; db NULL: does nothing. */
 int mt_column_sums(mt_model *m, size_t n, size_t c, enum mt_dtype dtype, const void *dy, float *db, struct mt_err *err);
-
-/** Does backward of the layer need x? */
-bool mt_linear_is_trained(const struct mt_linear_bwd *a);
 
 /**
  * The adapters of a linear layer, added to its products (adapter_run.c). Rows of y and dy begin every ld elements; y

@@ -38,13 +38,13 @@ static struct mt_view rounded_sum(struct mt_recipe *r)
 
 static size_t first_elem(const struct mt_part_run *r)
 {
-    return mt_model_first_row(r->m, r->of->mb) * r->m->wd.c;
+    return mt_model_first_row(r->m, r->of->mb) * r->m->c;
 }
 
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
     const mt_model *m = r->m;
-    size_t n = r->in->n_tokens * m->wd.c;
+    size_t n = r->in->n_tokens * m->c;
     const float *sum = mt_value(r, MT_ROLE_SUM);
     return mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, m->dt, sum + first_elem(r), y}, err);
 }
@@ -53,7 +53,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 static int backward(const struct mt_part_run *r, struct mt_err *err)
 {
     const mt_model *m = r->m;
-    size_t n = r->in->n_tokens * m->wd.c;
+    size_t n = r->in->n_tokens * m->c;
     void *dy = mt_elem(m, mt_value(r, MT_ROLE_DY), first_elem(r));
     return mt_op_cast(m->dev, &(struct mt_cast){n, m->dt, m->dt, r->dx, dy}, err);
 }

@@ -54,8 +54,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
                                  queries[] = {{"self_attn.q_proj.weight", qk}, latents[1]},
                                  biases[] = {{"self_attn.q_a_proj.bias", c->q_latent},
                                              {"self_attn.kv_a_proj_with_mqa.bias", c->kv_latent + c->rope_dim}};
-    if (norms->before)
-        mt_layout_add_norm(b, p, MT_MLA_NORM, hidden, norms->before, &c->norm);
+    mt_layout_add_norm(b, p, MT_MLA_NORM, hidden, norms->before, &c->norm);
     mt_layout_add_param(b, p, MT_MLA_IN, hidden, 2, c->q_latent ? latents : queries);
     if (c->qkv_bias)
         mt_layout_add_param(b, p, MT_MLA_IN_BIAS, 0, 2, biases);
@@ -68,8 +67,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     mt_layout_add_tensor(b, p, MT_MLA_OUT, hidden, (int64_t)d.o, "self_attn.o_proj.weight");
     if (c->o_bias)
         mt_layout_add_tensor(b, p, MT_MLA_OUT_BIAS, hidden, 0, "self_attn.o_proj.bias");
-    if (norms->after)
-        mt_layout_add_norm(b, p, MT_MLA_NORM_AFTER, hidden, norms->after, &c->norm);
+    mt_layout_add_norm(b, p, MT_MLA_NORM_AFTER, hidden, norms->after, &c->norm);
 }
 
 /* The norm of a latent, in rows of its own. */

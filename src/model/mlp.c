@@ -48,13 +48,11 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     const struct mt_layer_spec *s = p->spec;
     const struct mt_branch_norms *norms = &s->norms.mlp;
     int64_t hidden = mt_layout_builder_config(b)->hidden;
-    if (norms->before)
-        mt_layout_add_norm(b, p, MT_MLP_NORM, hidden, norms->before, &s->norm);
+    mt_layout_add_norm(b, p, MT_MLP_NORM, hidden, norms->before, &s->norm);
     mt_layout_add_norm_bias(b, p, MT_MLP_NORM, hidden, "post_attention_layernorm.bias", &s->norm);
     mt_mlp_lay_out(b, p, 0);
     lay_out_curve(b, p);
-    if (norms->after)
-        mt_layout_add_norm(b, p, MT_MLP_NORM_AFTER, hidden, norms->after, &s->norm);
+    mt_layout_add_norm(b, p, MT_MLP_NORM_AFTER, hidden, norms->after, &s->norm);
     mt_layout_add_scalar(b, p, MT_MLP_SCALAR);
 }
 

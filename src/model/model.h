@@ -71,6 +71,7 @@ bool mt_unit_becomes_codes(const struct mt_layout *l, size_t unit);
  * that follow take these codes. Without coded_weights nothing is done. */
 int mt_model_encode(mt_model *m, size_t unit, void *w, struct mt_err *err);
 
+/** Of a hidden state: [max_tokens, hidden]. */
 size_t mt_model_boundary_bytes(const mt_model *m);
 
 /** Copies the constants that stay on the device during the run; once, when the planes hold the weights. */
@@ -185,8 +186,6 @@ struct mt_model_head {
     bool first, first_table; /* as in mt_unit_run, for g and g_table; an untied head has one gradient */
 };
 int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err);
-/** After an evaluation with `draw`: the targets of micro-batch mb's loss rows. */
-const int32_t *mt_model_drawn(const mt_model *m, size_t mb);
 
 /**
  * Name of the weight of the layer's router if its logits were not finite in the last step; else NULL. Such a gradient
@@ -227,26 +226,30 @@ int mt_model_compact_rows(mt_model *m, const void *cast, enum mt_dtype dtype, vo
 int mt_model_fetch_stats(mt_model *m, size_t n_micro, bool with_gradients, size_t n_tensors, struct mt_err *err);
 /** The same for the partial sums of a unit's tensors alone, after its gradient was cast. */
 int mt_model_fetch_partials(mt_model *m, size_t unit, struct mt_err *err);
-/** After that copy has completed: token losses of micro-batch mb, [n_loss], in row order. */
-const float *mt_model_losses(const mt_model *m, size_t mb);
-const int32_t *mt_model_correct(const mt_model *m, size_t mb);
-/** NULL: without mt_model_params.entropy. */
-const float *mt_model_entropy(const mt_model *m, size_t mb);
-/** What weigh() left in mt_row_values.few of micro-batch mb, [n_loss, mt_model_params.few]; in host memory until the
+/** After that copy has completed: what was found of a micro-batch's loss rows, in their order. In host memory until the
  * next upload. */
-const float *mt_model_few_values(const mt_model *m, size_t mb);
+struct mt_micro_stats {
+    const float *loss;      /* [n_loss] of the target */
+    const int32_t *correct; /* [n_loss] */
+    const float *entropy;   /* [n_loss]; NULL: without mt_model_params.entropy */
+    const float *few;       /* [n_loss, mt_model_params.few] what weigh() left in mt_row_values.few */
+    const int32_t *drawn;   /* [n_loss] after an evaluation with `draw`: the targets */
+    /* After one with mt_model_params.top: the largest log-probabilities, falling, [n_loss, top], and how much
+     * probability all other tokens have, [n_loss]. */
+    const struct mt_top *top;
+    const float *rest;
+};
+struct mt_micro_stats mt_model_micro_stats(const mt_model *m, size_t mb);
 /** Host memory that mt_model_params.top takes. */
 size_t mt_model_top_bytes(const struct mt_model_params *p);
-/** After an evaluation with mt_model_params.top: the largest log-probabilities of each loss row of micro-batch mb,
- * falling, [n_loss, top], and how much probability all other tokens have, *rest: [n_loss]. */
-const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **rest);
-/** The host block's part with the losses and flags of micro-batch mb, with what weigh() left of it (0 bytes without
- * few), with a unit's partial sums, with the rows of a group's experts (0 bytes without experts), or with the sums of
- * probabilities of a group's routers (0 bytes without router_aux_loss): what several hosts send each other. */
-void *mt_model_stats_of_micro(mt_model *m, size_t mb, size_t *bytes);
-void *mt_model_stats_of_few(mt_model *m, size_t mb, size_t *bytes);
-void *mt_model_stats_of_unit(mt_model *m, size_t unit, size_t *bytes);
-void *mt_model_stats_of_group(mt_model *m, size_t group, size_t *bytes);
-void *mt_model_stats_of_probabilities(mt_model *m, size_t group, size_t *bytes);
+/** What several hosts send each other, of a micro-batch, a group or a unit: a part of the host block. */
+enum mt_stats_part {
+    MT_STATS_OF_MICRO,      /* losses and flags */
+    MT_STATS_OF_FEW,        /* of a micro-batch, what weigh() left of it; 0 bytes without few */
+    MT_STATS_OF_GROUP,      /* the rows of experts; 0 bytes without these */
+    MT_STATS_PROBABILITIES, /* of a group, the sums of its routers'; 0 bytes without router_aux_loss */
+    MT_STATS_OF_UNIT,       /* partial sums */
+};
+void *mt_model_stats_of(mt_model *m, enum mt_stats_part part, size_t i, size_t *bytes);
 /** Partial sums of squares of tensor t: *n entries. */
 const float *mt_model_partials(const mt_model *m, size_t tensor, size_t *n);

@@ -4,21 +4,6 @@
 #include "model/part.h"
 #include "model/state.h"
 
-struct mt_widths mt_widths(const struct mt_hf_config *cfg, const struct mt_layer_spec *s)
-{
-    struct mt_widths w = {
-        .c = (size_t)cfg->hidden,
-        .f = (size_t)s->ffn,
-        .q = (size_t)(s->n_heads * s->head_dim),
-        .kv = (size_t)(s->n_kv_heads * s->head_dim),
-        .v = (size_t)(s->n_kv_heads * s->v_dim),
-        .o = (size_t)(s->n_heads * s->v_dim),
-    };
-    w.qk = w.q + w.kv + (s->v_norm ? w.v : 0);
-    w.qkv = w.q + (s->gate ? w.o : 0) + w.kv + (s->v_is_k ? 0 : w.v);
-    return w;
-}
-
 /* The gate of a shared expert is the only operation that takes a vector of weights and may have an adapter. */
 size_t mt_model_n_ones(const struct mt_layout *l)
 {
@@ -40,7 +25,8 @@ void *mt_take(void *base, size_t *at, size_t bytes)
 
 size_t mt_model_boundary_bytes(const mt_model *m)
 {
-    return mt_layout_boundary_bytes(m->layout, m->dt, m->p.max_tokens);
+    const struct mt_part_shape shape = {.cfg = &m->layout->cfg, .dtype = m->dt, .max_tokens = m->p.max_tokens};
+    return mt_hidden_bytes(&shape);
 }
 
 size_t mt_model_auto_logits_chunk(const struct mt_layout *l)

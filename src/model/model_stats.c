@@ -57,17 +57,6 @@ float *mt_model_stats_partials(const mt_model *m, char *base)
     return (float *)(void *)(base + arrays_bytes(&m->p, m->p.max_micro));
 }
 
-size_t mt_model_prob_sum_bytes(const struct mt_model_params *p)
-{
-    return mt_align_up((size_t)p->layout->cfg.moe.n_experts * sizeof(float), MT_RECORD_ALIGN);
-}
-
-float *mt_model_prob_sum(const mt_model *m, char *base, size_t group)
-{
-    size_t back = (mt_groups_n(m->p.groups) - group) * mt_model_prob_sum_bytes(&m->p);
-    return (float *)(void *)(base + m->stats_bytes - back);
-}
-
 static int fetch(mt_model *m, size_t first, size_t bytes, struct mt_err *err)
 {
     return mt_device_copy(
@@ -99,39 +88,38 @@ int mt_model_fetch_partials(mt_model *m, size_t unit, struct mt_err *err)
     return fetch(m, first, end - first, err);
 }
 
-void *mt_model_stats_of_micro(mt_model *m, size_t mb, size_t *bytes)
+void *mt_model_stats_of(mt_model *m, enum mt_stats_part part, size_t i, size_t *bytes)
 {
-    *bytes = m->inputs[mb].row_before ? 0 : arrays_bytes(&m->p, 1);
-    return mt_model_stats_loss(m, m->stats_host, mb);
+    const struct mt_unit *u = &m->layout->units[part == MT_STATS_OF_UNIT ? i : 0];
+    switch (part) {
+    case MT_STATS_OF_MICRO:
+        *bytes = m->inputs[i].row_before ? 0 : arrays_bytes(&m->p, 1);
+        return mt_model_stats_loss(m, m->stats_host, i);
+    case MT_STATS_OF_FEW:
+        *bytes = m->inputs[i].of.choose ? m->inputs[i].n_loss * m->p.few * sizeof(float) : 0;
+        return mt_inputs_on_host(m, i).few_values;
+    case MT_STATS_OF_GROUP:
+        return mt_model_group_counts(m, i, bytes);
+    case MT_STATS_PROBABILITIES:
+        *bytes = mt_model_balances(m) ? mt_model_prob_sum_bytes(&m->p) : 0;
+        return mt_model_prob_sum(m, m->stats_host, i);
+    default: /* MT_STATS_OF_UNIT */
+        *bytes = partials_begin(m, u->first_tensor + u->n_tensors) - partials_begin(m, u->first_tensor);
+        return m->stats_host + partials_begin(m, u->first_tensor);
+    }
 }
 
-void *mt_model_stats_of_probabilities(mt_model *m, size_t group, size_t *bytes)
+struct mt_micro_stats mt_model_micro_stats(const mt_model *m, size_t mb)
 {
-    *bytes = mt_model_balances(m) ? mt_model_prob_sum_bytes(&m->p) : 0;
-    return mt_model_prob_sum(m, m->stats_host, group);
-}
-
-void *mt_model_stats_of_unit(mt_model *m, size_t unit, size_t *bytes)
-{
-    const struct mt_unit *u = &m->layout->units[unit];
-    size_t first = partials_begin(m, u->first_tensor);
-    *bytes = partials_begin(m, u->first_tensor + u->n_tensors) - first;
-    return m->stats_host + first;
-}
-
-const float *mt_model_losses(const mt_model *m, size_t mb)
-{
-    return mt_model_stats_loss(m, m->stats_host, mb);
-}
-
-const int32_t *mt_model_correct(const mt_model *m, size_t mb)
-{
-    return mt_model_stats_correct(m, m->stats_host, mb);
-}
-
-const float *mt_model_entropy(const mt_model *m, size_t mb)
-{
-    return mt_model_stats_entropy(m, m->stats_host, mb);
+    const struct mt_micro_inputs host = mt_inputs_on_host(m, mb);
+    const size_t row = mt_model_loss_at(m, mb);
+    return (struct mt_micro_stats){.loss = mt_model_stats_loss(m, m->stats_host, mb),
+                                   .correct = mt_model_stats_correct(m, m->stats_host, mb),
+                                   .entropy = mt_model_stats_entropy(m, m->stats_host, mb),
+                                   .few = host.few_values,
+                                   .drawn = host.targets,
+                                   .top = m->top ? m->top + row * m->p.top : NULL,
+                                   .rest = m->top_rest ? m->top_rest + row : NULL};
 }
 
 const float *mt_model_partials(const mt_model *m, size_t tensor, size_t *n)

@@ -76,11 +76,22 @@ static int32_t *counts_of(const mt_model *m, int layer, size_t group)
     return m->counts + (group * (size_t)c->n_layers + (size_t)layer) * n_counts(&c->moe);
 }
 
-void *mt_model_stats_of_group(mt_model *m, size_t group, size_t *bytes)
+void *mt_model_group_counts(const mt_model *m, size_t group, size_t *bytes)
 {
     const struct mt_hf_config *c = &m->layout->cfg;
     *bytes = c->moe.n_experts ? (size_t)c->n_layers * n_counts(&c->moe) * sizeof(int32_t) : 0;
     return *bytes ? counts_of(m, 0, group) : NULL;
+}
+
+size_t mt_model_prob_sum_bytes(const struct mt_model_params *p)
+{
+    return mt_align_up((size_t)p->layout->cfg.moe.n_experts * sizeof(float), MT_RECORD_ALIGN);
+}
+
+float *mt_model_prob_sum(const mt_model *m, char *base, size_t group)
+{
+    size_t back = (mt_groups_n(m->p.groups) - group) * mt_model_prob_sum_bytes(&m->p);
+    return (float *)(void *)(base + m->stats_bytes - back);
 }
 
 static size_t groups_in_use(const mt_model *m)

@@ -31,6 +31,8 @@ size_t mt_routing_layout(struct mt_routing *out, const struct mt_moe *moe, size_
 size_t mt_model_counts_bytes(const struct mt_model_params *p);
 /** Copies the counts of a layer's lists, of the micro-batch's group, to the host and waits for them: they are the row counts of products. */
 int mt_model_take_counts(mt_model *m, int layer, size_t mb, const struct mt_routing *t, struct mt_err *err);
+/** All counts of a group, in host memory; 0 bytes without experts. */
+void *mt_model_group_counts(const mt_model *m, size_t group, size_t *bytes);
 /** An expert's entries of the layer's list, of the micro-batch's group. */
 struct mt_expert_list {
     size_t first, n;
@@ -45,7 +47,7 @@ bool mt_model_experts_have_rows(const mt_model *m, int layer, int first, int end
 static inline void *mt_moe_own_rows(const struct mt_part_run *r, enum mt_role role, size_t elem)
 {
     char *rows = mt_value(r, role);
-    size_t width = role == MT_ROLE_RESIDUAL ? r->m->wd.c : mt_moe_row(&r->m->layout->cfg);
+    size_t width = role == MT_ROLE_RESIDUAL ? r->m->c : mt_moe_row(&r->m->layout->cfg);
     return rows ? rows + mt_model_first_row(r->m, r->of->mb) * width * elem : NULL;
 }
 

@@ -147,7 +147,7 @@ void mt_layout_add_param(struct mt_layout_builder *b, struct mt_part *p, int rol
 /** Of one tensor. */
 void mt_layout_add_tensor(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t rows, int64_t cols,
                           const char *usual);
-/** The weight of a norm, of n elements. */
+/** The weight of a norm, of n elements; usual NULL: there is no such norm. */
 void mt_layout_add_norm(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t n, const char *usual,
                         const struct mt_norm_spec *norm);
 /** Its bias, if it has one (norm->biased): end to end with the weight, which was added last. */

@@ -2,7 +2,6 @@
 #include "model/recipe.h"
 
 #include <assert.h>
-#include <stdlib.h>
 
 #include "base/mem.h"
 #include "model/rule.h"
@@ -183,12 +182,6 @@ void mt_recipe_lay_out_record(const struct mt_recipe *r, const struct mt_part_sh
         if (r->value[v].segment >= 0)
             of[v] = mt_record_take(at, r->value[v].segment,
                                    s->max_tokens * r->value[v].width * mt_recipe_elem(&r->value[v], s->dtype));
-}
-
-void mt_recipe_record_bytes(const struct mt_recipe *r, const struct mt_part_shape *s, struct mt_part_record *at)
-{
-    void *of[MT_RECIPE_VALUES];
-    mt_recipe_lay_out_record(r, s, at, of);
 }
 
 double mt_recipe_macs(const struct mt_recipe *r, size_t seq_len)
@@ -619,9 +612,4 @@ struct mt_recipe *mt_recipe_create(const struct mt_part_kind *kind, const struct
     r->y = kind->recipe(r).value;
     make_tapes(r);
     return r;
-}
-
-void mt_recipe_destroy(struct mt_recipe *r)
-{
-    free(r);
 }

@@ -123,11 +123,10 @@ struct mt_recipe_places {
     struct mt_places prepare[1 << MT_PART_MAX_SEGMENTS], finish, backward;
 };
 
-/** Lists the operations of a kind's recipe in a layer like that, and makes the tapes. NULL: out of memory. */
+/** Lists the operations of a kind's recipe in a layer like that, and makes the tapes; freed with free(). NULL: out of
+ * memory. */
 struct mt_recipe *mt_recipe_create(const struct mt_part_kind *kind, const struct mt_hf_config *cfg,
                                    const struct mt_layer_spec *spec);
-void mt_recipe_destroy(struct mt_recipe *r);
-void mt_recipe_record_bytes(const struct mt_recipe *r, const struct mt_part_shape *s, struct mt_part_record *at);
 /** The record's values; of[v] of those that are not kept stays as it is. */
 void mt_recipe_lay_out_record(const struct mt_recipe *r, const struct mt_part_shape *s, struct mt_part_record *at,
                               void *of[MT_RECIPE_VALUES]);

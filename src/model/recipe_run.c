@@ -154,9 +154,9 @@ static struct mt_rule_run run_of(const struct player *p, const struct mt_action 
         r.d_out[i] = heads(p, a->d_out[i], &n->out[i]);
     }
     r.workspace = a->workspace < 0 ? NULL : p->at[a->workspace];
-    if (a->remade) {
-        const struct mt_node *of = &p->r->node[a->remade - 1];
-        r.remake = of->rule->is_trained(p->run, p->r, of);
+    if (a->remade) { /* only if that linear layer's backward needs it */
+        const struct mt_param w = p->run->part->param[p->r->node[a->remade - 1].param[0]];
+        r.remake = mt_grad_of(p->run->g, w) || w.adapter;
     }
     return r;
 }

@@ -166,7 +166,7 @@ static int cast(const struct mt_router_run *x, size_t n, enum mt_dtype from, con
 /* Elements of the hidden state. */
 static size_t hidden_elems(const struct mt_router_run *x)
 {
-    return x->n * x->m->wd.c;
+    return x->n * x->m->c;
 }
 
 static const void *router_weight(const struct mt_router_run *x)
@@ -189,7 +189,7 @@ static struct mt_adapter_run router_adapter(const struct mt_router_run *x, const
 /* The router's own products are never in FP8. */
 static struct mt_linear_shape router_shape(const struct mt_router_run *x, enum mt_dtype d_dtype)
 {
-    return (struct mt_linear_shape){x->n, x->m->wd.c, (size_t)x->moe->n_experts, x->product_dtype, d_dtype};
+    return (struct mt_linear_shape){x->n, x->m->c, (size_t)x->moe->n_experts, x->product_dtype, d_dtype};
 }
 
 /* Of n, the norm's output, which *product becomes in the dtype of the router's product. */
@@ -250,7 +250,7 @@ static int fill_latent(const struct mt_router_run *x, const void *n, struct mt_e
     const struct mt_param none = {0};
     void *rows = own_rows(x, MT_ROLE_ROWS);
     return !x->moe->latent || !rows ? 0
-                                    : mt_linear(x->m, x->n, x->m->wd.c, (size_t)x->moe->latent, n, x->run->w,
+                                    : mt_linear(x->m, x->n, x->m->c, (size_t)x->moe->latent, n, x->run->w,
                                                 x->p[MT_ROUTER_LATENT], none, NULL, rows, err);
 }
 
@@ -270,7 +270,7 @@ static struct mt_norm own_norm_of(const struct mt_router_run *x)
 static int shrink(const struct mt_router_run *x, void *h, struct mt_err *err)
 {
     struct mt_add a = {.n = hidden_elems(x), .dtype = x->m->dt, .b = h, .out = h,
-                       .scale = 1 / sqrtf((float)x->m->wd.c)};
+                       .scale = 1 / sqrtf((float)x->m->c)};
     return mt_op_add(x->m->dev, &a, err);
 }
 
@@ -403,13 +403,14 @@ static int latent_backward(const struct mt_router_run *x, struct mt_err *err)
 {
     mt_model *m = x->m;
     size_t elems = hidden_elems(x), latent = (size_t)x->moe->latent;
-    struct mt_linear_bwd down = {.n = x->n, .in = m->wd.c, .out = latent, .x = m->h, .w = x->run->w, .dy = x->dlatent,
+    struct mt_linear_bwd down = {.n = x->n, .in = m->c, .out = latent, .x = m->h, .w = x->run->w, .dy = x->dlatent,
                                  .p = x->p[MT_ROUTER_LATENT], .g = x->run->g, .dx = m->dh};
     struct mt_add sum = {.n = elems, .dtype = MT_F32, .a = x->dn, .b = x->wide, .out = x->dn};
     if (!latent)
         return 0;
     return cast(x, x->n * latent, MT_F32, own_sums(x, MT_ROLE_DN), m->dt, x->dlatent, err)
-        ?: mt_linear_backward(m, &down, err)
+        ?: mt_linear_input_grad(m, &down, err)
+        ?: mt_linear_weight_grad(m, &down, err)
         ?: cast(x, elems, m->dt, m->dh, MT_F32, x->wide, err)
         ?: mt_op_add(m->dev, &sum, err);
 }
@@ -422,7 +423,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     size_t experts = (size_t)x.moe->n_experts;
     const struct mt_linear_shape shape = router_shape(&x, MT_F32);
     struct mt_gemm sum = mt_gemm_input_grad(&shape, x.dlogits, router_weight(&x), x.dn);
-    struct mt_linear_bwd gate = {.n = x.n, .in = m->wd.c, .out = experts, .w = r->w, .dy = x.dlogits,
+    struct mt_linear_bwd gate = {.n = x.n, .in = m->c, .out = experts, .w = r->w, .dy = x.dlogits,
                                  .f32 = x.product_dtype == MT_F32, .whole = true,
                                  .p = x.p[MT_ROUTER_WEIGHT], .bias = x.p[MT_ROUTER_BIAS], .g = r->g};
     struct mt_norm norm = norm_of(&x);

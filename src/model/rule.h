@@ -32,7 +32,6 @@ struct mt_rule {
     int (*backward)(const struct mt_rule_run *r, struct mt_err *err); /* NULL: nothing to do, or two halves: */
     int (*input_grad)(const struct mt_rule_run *r, struct mt_err *err);
     int (*weight_grad)(const struct mt_rule_run *r, struct mt_err *err); /* after it; reads in[0] */
-    bool (*is_trained)(const struct mt_part_run *run, const struct mt_recipe *recipe, const struct mt_node *node);
     /** Bytes of mt_model.own.workspace, and of scratch of its own. NULL: none. */
     size_t (*workspace)(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
                         mt_device *dev);

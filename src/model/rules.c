@@ -62,13 +62,6 @@ static int linear_weight_grad(const struct mt_rule_run *r, struct mt_err *err)
     return mt_linear_weight_grad(r->m, &a, err);
 }
 
-static bool linear_is_trained(const struct mt_part_run *run, const struct mt_recipe *recipe, const struct mt_node *node)
-{
-    const struct mt_rule_run r = {.run = run, .m = run->m, .n = run->in->n_tokens, .recipe = recipe, .node = node};
-    struct mt_linear_bwd a = linear_grad(&r);
-    return mt_linear_is_trained(&a);
-}
-
 static size_t linear_workspace(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
                                mt_device *dev)
 {
@@ -84,8 +77,7 @@ static double linear_macs(const struct mt_recipe *, const struct mt_node *n, siz
 
 const struct mt_rule mt_rule_linear = {.name = "linear", .residual = 2, .forward = linear,
                                        .input_grad = linear_input_grad, .weight_grad = linear_weight_grad,
-                                       .is_trained = linear_is_trained, .workspace = linear_workspace,
-                                       .macs = linear_macs};
+                                       .workspace = linear_workspace, .macs = linear_macs};
 
 /* --- activations: of gate and up, or up alone --------------------------------------------------- */
 

@@ -26,16 +26,16 @@ int mt_shared_expert_open(const struct mt_router_run *x, const void *n, struct m
     mt_model *m = x->m;
     const void *w = x->run->w;
     const struct mt_param none = {0}, of_gate = x->p[MT_ROUTER_SHARED_GATE];
-    struct mt_shared_gate gate = {.n = x->n, .c = m->wd.c, .f = (size_t)x->moe->shared_width, .dtype = m->dt, .x = n,
+    struct mt_shared_gate gate = {.n = x->n, .c = m->c, .f = (size_t)x->moe->shared_width, .dtype = m->dt, .x = n,
                                   .w = mt_elem(m, w, of_gate.at), .act = x->act, .gate = x->gate};
-    int rc = mt_linear(m, x->n, m->wd.c, (size_t)mt_moe_inner(x->moe, x->moe->shared_width), n, w,
+    int rc = mt_linear(m, x->n, m->c, (size_t)mt_moe_inner(x->moe, x->moe->shared_width), n, w,
                        x->p[MT_ROUTER_SHARED_GATE_UP], none, NULL, x->gate_up, err);
     bool needed = mt_value(x->run, MT_ROLE_ROWS) || x->moe->shared_gate;
     struct mt_mlp_act act = act_of(x);
     if (!rc && needed)
         rc = mt_mlp_act(m, &act, err) ?: scale_act(x, err);
     if (!rc && of_gate.adapter) { /* the product is a linear layer's, the rest the operation's */
-        rc = mt_linear(m, x->n, m->wd.c, 1, n, w, of_gate, none, NULL, x->score, err);
+        rc = mt_linear(m, x->n, m->c, 1, n, w, of_gate, none, NULL, x->score, err);
         gate.c = 1;
         gate.x = x->score;
         gate.w = m->one;
@@ -45,7 +45,7 @@ int mt_shared_expert_open(const struct mt_router_run *x, const void *n, struct m
 
 int mt_shared_expert_add(const struct mt_router_run *x, float *sum, struct mt_err *err)
 {
-    struct mt_linear_add down = {.n = x->n, .in = (size_t)x->moe->shared_width, .out = x->m->wd.c, .x = x->act,
+    struct mt_linear_add down = {.n = x->n, .in = (size_t)x->moe->shared_width, .out = x->m->c, .x = x->act,
                                  .w = x->run->w, .p = x->p[MT_ROUTER_SHARED_DOWN]};
     return mt_linear_add(x->m, &down, sum, err);
 }
@@ -67,12 +67,12 @@ static int gate_backward(const struct mt_router_run *x, struct mt_err *err)
 {
     mt_model *m = x->m;
     struct mt_param w = x->p[MT_ROUTER_SHARED_GATE];
-    struct mt_shared_gate_bwd gate = {.n = x->n, .c = m->wd.c, .dtype = m->dt, .x = m->h,
+    struct mt_shared_gate_bwd gate = {.n = x->n, .c = m->c, .dtype = m->dt, .x = m->h,
                                       .w = mt_elem(m, x->run->w, w.at), .gate = x->gate, .dgate = x->dgate, .dx = x->dn,
                                       .dw = mt_grad_of(x->run->g, w), .workspace = m->own.workspace};
     struct mt_shared_gate_bwd of_score = {.n = x->n, .c = 1, .dtype = m->dt, .x = x->score, .w = m->one,
                                           .gate = x->gate, .dgate = x->dgate, .dx = x->dscore};
-    const struct mt_linear_shape shape = {x->n, m->wd.c, 1, m->dt, MT_F32};
+    const struct mt_linear_shape shape = {x->n, m->c, 1, m->dt, MT_F32};
     struct mt_gemm dn = mt_gemm_input_grad(&shape, x->score, gate.w, x->dn);
     struct mt_adapter_run run = {.adapter = w.adapter, .n = x->n, .ld = 1, .dx_dtype = MT_F32, .x = m->h,
                                  .w = x->run->w, .dy = x->score, .dx = x->dn, .g = x->run->g};
@@ -92,9 +92,9 @@ int mt_shared_expert_backward(const struct mt_router_run *x, struct mt_err *err)
     mt_model *m = x->m;
     const struct mt_part_run *r = x->run;
     const void *dsum = mt_moe_own_rows(r, MT_ROLE_DY, mt_dtype_size(m->dt));
-    struct mt_linear_bwd down = {.n = x->n, .in = (size_t)x->moe->shared_width, .out = m->wd.c, .x = x->act, .w = r->w,
+    struct mt_linear_bwd down = {.n = x->n, .in = (size_t)x->moe->shared_width, .out = m->c, .x = x->act, .w = r->w,
                                  .dy = dsum ?: r->dx, .p = x->p[MT_ROUTER_SHARED_DOWN], .g = r->g, .dx = x->act};
-    struct mt_linear_bwd gate_up = {.n = x->n, .in = m->wd.c,
+    struct mt_linear_bwd gate_up = {.n = x->n, .in = m->c,
                                     .out = (size_t)mt_moe_inner(x->moe, x->moe->shared_width), .x = m->h, .w = r->w,
                                     .dy = x->gate_up, .p = x->p[MT_ROUTER_SHARED_GATE_UP], .g = r->g};
     return mt_linear_input_grad(m, &down, err)

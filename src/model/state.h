@@ -1,18 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "base/mem.h"
 #include "device/ops.h"
 #include "model/model.h"
 
 /* The state of a model, and what its files share: a unit's products are linear.h, a mixture's lists moe.h. */
-
-/** Widths of a layer, in elements. */
-struct mt_widths {
-    size_t c, f, q, kv, v, o; /* hidden, ffn, queries, keys, values, outputs of heads */
-    size_t qkv, qk; /* what the product gives: q, k and v, and gates, or q and k alone; what is kept apart of it after
-                       norms: q and k, and v if it has one */
-};
-struct mt_widths mt_widths(const struct mt_hf_config *cfg, const struct mt_layer_spec *s);
 
 /** Reserves `bytes` at *at, aligned to MT_RECORD_ALIGN; returns their address from base (NULL: sizes alone). */
 void *mt_take(void *base, size_t *at, size_t bytes);
@@ -104,9 +97,8 @@ struct mt_model {
     mt_device *dev;
     struct mt_model_params p;
     const struct mt_layout *layout;
-    struct {
-        size_t c; /* hidden; all other widths are of a layer: mt_widths() */
-    } wd;
+    struct mt_arrays arrays; /* lists in host memory that last as long as the model */
+    size_t c; /* elements of a hidden state */
     enum mt_dtype dt;
     size_t coded_rows; /* most rows of products that take codes of packed weights: of generation; 0: none do */
     bool training;     /* the uploaded micro-batches are a step's, not an evaluation's */

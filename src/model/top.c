@@ -6,7 +6,6 @@
  * bits whatever the device is.
  */
 #include <math.h>
-#include <stdlib.h>
 
 #include "base/mem.h"
 #include "model/state.h"
@@ -34,10 +33,10 @@ int mt_model_top_create(mt_model *m, struct mt_err *err)
 {
     size_t rows = m->p.max_micro * m->p.max_tokens;
     void *logits = NULL;
-    m->top_pieces = mt_calloc(rows, sizeof(*m->top_pieces));
-    m->top = mt_calloc(rows * m->p.top, sizeof(*m->top));
-    m->top_rest = mt_calloc(rows, sizeof(*m->top_rest));
-    if (!m->top_pieces || !m->top || !m->top_rest)
+    m->top_pieces = mt_arrays_add(&m->arrays, rows, sizeof(*m->top_pieces));
+    m->top = mt_arrays_add(&m->arrays, rows * m->p.top, sizeof(*m->top));
+    m->top_rest = mt_arrays_add(&m->arrays, rows, sizeof(*m->top_rest));
+    if (m->arrays.failed)
         return mt_fail_nomem(err, "the largest logits", rows * m->p.top * sizeof(*m->top));
     int rc = mt_event_create(m->dev, &m->logits_ready, err) ?: mt_host_alloc(&logits, logits_bytes(&m->p), "logits", err);
     m->top_logits = logits;
@@ -56,9 +55,6 @@ void mt_model_top_destroy(mt_model *m)
         mt_event_destroy(&m->part_copied[i]);
         mt_event_destroy(&m->part_read[i]);
     }
-    free(m->top_pieces);
-    free(m->top);
-    free(m->top_rest);
 }
 
 /* Of two equal values the first is the larger. */
@@ -141,11 +137,6 @@ static void find_rows(void *ctx)
     }
 }
 
-const int32_t *mt_model_drawn(const mt_model *m, size_t mb)
-{
-    return host_targets(m, mb);
-}
-
 static void draw_rows(void *ctx)
 {
     const struct mt_top_piece *p = ctx;
@@ -195,23 +186,4 @@ int mt_model_draw_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct
     const int32_t *from = host_targets(m, mb) + first;
     return each_part(m, mb, first, rows, draw_rows, err)
         ?: mt_model_copy(m, m->inputs[mb].targets + first, from, rows * sizeof(*from), err);
-}
-
-const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **rest)
-{
-    size_t row = mt_model_loss_at(m, mb);
-    *rest = m->top_rest + row;
-    return m->top + row * m->p.top;
-}
-
-const float *mt_model_few_values(const mt_model *m, size_t mb)
-{
-    return mt_inputs_on_host(m, mb).few_values;
-}
-
-void *mt_model_stats_of_few(mt_model *m, size_t mb, size_t *bytes)
-{
-    const struct mt_micro_inputs *in = &m->inputs[mb];
-    *bytes = in->of.choose ? in->n_loss * m->p.few * sizeof(float) : 0;
-    return *bytes ? mt_inputs_on_host(m, mb).few_values : NULL;
 }
