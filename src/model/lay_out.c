@@ -396,14 +396,13 @@ static int allocate(struct mt_layout *l, const struct mt_hf_config *cfg, size_t 
         n += count_parts(s->parts) + (s->is_mixture ? groups : 0);
         experts += s->is_mixture ? (size_t)cfg->moe.n_experts : 0;
     }
-    l->units = mt_calloc(n, sizeof(*l->units));
-    l->parts = mt_calloc(n, sizeof(*l->parts));
-    l->experts = mt_calloc(experts, sizeof(*l->experts));
+    l->units = mt_arrays_add(&l->arrays, n, sizeof(*l->units));
+    l->parts = mt_arrays_add(&l->arrays, n, sizeof(*l->parts));
+    l->experts = mt_arrays_add(&l->arrays, experts, sizeof(*l->experts));
     if (n_learners)
-        l->adapters = mt_calloc(n_learners * (n * MT_PART_MAX_PARAMS + experts * MT_EXPERT_MAX_PARAMS),
-                                sizeof(*l->adapters));
-    bool all = l->units && l->parts && l->experts && (l->adapters || !n_learners);
-    return all ? 0 : mt_fail_nomem(err, "the model's layout", n * sizeof(*l->parts));
+        l->adapters = mt_arrays_add(
+            &l->arrays, n_learners * (n * MT_PART_MAX_PARAMS + experts * MT_EXPERT_MAX_PARAMS), sizeof(*l->adapters));
+    return l->arrays.failed ? mt_fail_nomem(err, "the model's layout", n * sizeof(*l->parts)) : 0;
 }
 
 static int compare_names(const void *a, const void *b)
@@ -413,7 +412,7 @@ static int compare_names(const void *a, const void *b)
 
 static int sort_names(struct mt_layout *l, struct mt_err *err)
 {
-    l->by_name = mt_calloc(l->n_tensors, sizeof(*l->by_name));
+    l->by_name = mt_arrays_add(&l->arrays, l->n_tensors, sizeof(*l->by_name));
     if (!l->by_name)
         return mt_fail_nomem(err, "the model's layout", l->n_tensors * sizeof(*l->by_name));
     for (size_t i = 0; i < l->n_tensors; i++)
@@ -484,14 +483,8 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     l->by_blocks = b->p->by_blocks;
     l->cut.expert_group = group_of(cfg, b->p->cut.expert_group);
     l->tied = cfg->tied;
-    if (mt_layout_has_adapters(b)) {
-        l->adapter_default.rank = mt_layout_spec(b)->rank;
-        l->adapter_default.alpha = mt_layout_spec(b)->alpha;
-        l->adapter_default.rslora = mt_layout_spec(b)->rslora;
-        l->adapter_default.dora = mt_layout_spec(b)->dora;
-        l->adapter_default.merge = mt_layout_spec(b)->merge;
-        l->adapter_default.merge_scale = mt_layout_spec(b)->merge_scale;
-    }
+    if (mt_layout_has_adapters(b))
+        l->adapter_default = *mt_layout_spec(b);
     int rc = check_parts(cfg, err)
           ?: allocate(l, cfg, mt_layout_has_adapters(b) ? mt_layout_n_learners(b) : 0, err);
     if (!rc && l->share > cfg->n_layers)
@@ -541,18 +534,14 @@ int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, con
 void mt_layout_destroy(struct mt_layout **l)
 {
     if (*l) {
-        free((*l)->units);
-        free((*l)->parts);
+        mt_arrays_finish(&(*l)->arrays);
         for (size_t i = 0; i < (*l)->n_recipes; i++)
             free((*l)->recipes[i]);
         free((*l)->recipes);
         free((*l)->tensors);
-        free((*l)->by_name);
         free((*l)->stored);
         free((*l)->pieces);
-        free((*l)->experts);
         free((*l)->ranges);
-        free((*l)->adapters);
         free(*l);
     }
     *l = NULL;

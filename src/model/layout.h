@@ -7,6 +7,7 @@
 
 #include "base/dtype.h"
 #include "base/err.h"
+#include "base/mem.h"
 #include "base/packed.h"
 #include "hf/hf_config.h"
 #include "model/adapter.h"
@@ -228,6 +229,7 @@ enum { MT_MAX_SEGMENT_KINDS = 8 };
 
 /** Units in forward order: embed, layers, head. A tied head has no table of its own. */
 struct mt_layout {
+    struct mt_arrays arrays;   /* units, parts, experts, adapters and names */
     struct mt_hf_config cfg;
     struct mt_cut cut;
     int share;                 /* mt_layout_params.share, at least 1 */
@@ -253,13 +255,7 @@ struct mt_layout {
     size_t n_segments;
     struct mt_adapter *adapters;
     size_t n_adapters;
-    struct {
-        int64_t rank;          /* of most adapters */
-        double alpha;          /* of the same */
-        bool rslora, dora;
-        enum mt_merge_aware merge;
-        enum mt_merge_scale merge_scale;
-    } adapter_default;         /* only with adapters; of the first learner's */
+    struct mt_adapter_spec adapter_default; /* only with adapters; of the first learner's. Its lists are whoever gave it */
     const struct mt_optimizer *optimizer; /* borrowed; NULL: unknown, its grain is an element and no state is apart */
     enum mt_master master;     /* of trained tensors */
     uint64_t n_trained;        /* trained parameters, including those of adapters */
