@@ -192,9 +192,9 @@ int learner_write_files(struct learner *l, const struct mt_setup *setup, struct 
     MT_JSON_FREED cJSON *o = cJSON_CreateObject();
     char host[256] = "";
     gethostname(host, sizeof(host) - 1);
-    mt_json_put(o, "version=%s, host=%s, device=%s", MT_VERSION, host, mt_device_limits(setup->dev)->name);
-    if (mt_device_limits(setup->dev)->address[0])
-        cJSON_AddStringToObject(o, "device_address", mt_device_limits(setup->dev)->address);
+    mt_json_put(o, "version=%s, host=%s, device=%s", MT_VERSION, host, mt_device_limits(setup->dev[0])->name);
+    if (mt_device_limits(setup->dev[0])->address[0])
+        cJSON_AddStringToObject(o, "device_address", mt_device_limits(setup->dev[0])->address);
     mt_json_put(o, "threads=%f, model=%s, parameters=%f", (double)setup->choice.placement.threads, l->in->model_dir,
                 (double)setup->choice.layout->n_params);
     snprintf(host, sizeof(host), "%016llx", (unsigned long long)mt_dataset_hash(l->in->data));

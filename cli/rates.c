@@ -54,7 +54,7 @@ int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *pa
                    struct mt_err *err)
 {
     MT_FREED struct mt_metered *ops = NULL;
-    struct mt_measure_params p = {.device_kind = mt_device_limits(s->dev)->kind,
+    struct mt_measure_params p = {.device_kind = mt_device_limits(s->dev[0])->kind,
                                   .device_index = s->device_index,
                                   .n_threads = (int)s->choice.placement.threads,
                                   .cpus = s->cpus};

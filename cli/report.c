@@ -179,14 +179,14 @@ void cli_print_setup(const struct mt_setup *s)
     char times[24] = "";
     if (lanes > 1)
         snprintf(times, sizeof(times), "%d times ", lanes);
-    const struct mt_device_limits *l = mt_device_limits(s->dev);
+    const struct mt_device_limits *l = mt_device_limits(s->dev[0]);
     enum mt_isa isa = mt_setup_engine_params(s).isa;
     cli_say("Device   %s%s, %d threads, %s %s, budget %s\n", times, l->name,
             (int)s->choice.placement.threads, s->choice.numerics.optimizer->title,
             mt_isa_name(isa ? isa : mt_isa_best()),
             mt_format_bytes(a, sizeof(a), l->budget_bytes));
     for (int i = 0; i < lanes && l->address[0]; i++)
-        cli_say("         at %s\n", mt_device_limits(i ? s->other_dev[i - 1] : s->dev)->address);
+        cli_say("         at %s\n", mt_device_limits(s->dev[i])->address);
     if (s->cluster)
         print_hosts(s);
     size_t sharing = s->choice.layout->n_units - (p->program.one_ring ? 0 : 2), held = 0;
@@ -342,10 +342,10 @@ static const char *measured(const struct mt_objective *o, const struct mt_measur
 static const char *device_bytes(const struct mt_setup *s, char *buf, size_t len)
 {
     char text[32];
-    size_t at = (size_t)snprintf(buf, len, "%s", mt_format_bytes(text, sizeof(text), mt_device_bytes_used(s->dev)));
-    for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev) && s->other_dev[i] && at < len; i++)
-        at += (size_t)snprintf(buf + at, len - at, ", %s",
-                               mt_format_bytes(text, sizeof(text), mt_device_bytes_used(s->other_dev[i])));
+    size_t at = 0;
+    for (int i = 0; i < s->n_devs && at < len; i++)
+        at += (size_t)snprintf(buf + at, len - at, "%s%s", i ? ", " : "",
+                               mt_format_bytes(text, sizeof(text), mt_device_bytes_used(s->dev[i])));
     return buf;
 }
 
@@ -371,7 +371,7 @@ static void on_step(void *ctx, const struct mt_step_report *r)
             (double)r->loss_tokens / r->seconds, (double)r->h2d_bytes / r->result.t_step * 1e-9,
             100 * r->result.t_wait_h2d / r->result.t_step,
             device_bytes(p->setup, used, sizeof(used)),
-            mt_format_bytes(budget, sizeof(budget), mt_device_limits(p->setup->dev)->budget_bytes),
+            mt_format_bytes(budget, sizeof(budget), mt_device_limits(p->setup->dev[0])->budget_bytes),
             r->seconds, eta);
 }
 

@@ -46,8 +46,8 @@ static int describe(cJSON **out, const struct mt_setup *s, const struct mt_input
     o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, compared[0].name, MT_VERSION);
     mt_json_add(o, compared[1].name, model ? model : cJSON_CreateNull());
-    if (s->dev) {
-        const struct mt_device_limits *l = mt_device_limits(s->dev);
+    if (s->dev[0]) {
+        const struct mt_device_limits *l = mt_device_limits(s->dev[0]);
         cJSON_AddStringToObject(o, compared[2].name, l->product);
         cJSON_AddStringToObject(o, compared[3].name, l->arithmetic[s->request.numerics.dtype == MT_BF16]);
     }

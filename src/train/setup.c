@@ -67,16 +67,16 @@ static int open_devices(struct mt_setup *s, const struct mt_plan_limits *limits,
         .warm = warm,
     };
     s->device_index = params.index;
-    rc = mt_device_create(&s->dev, &params, err) ?: mt_products_load(s->dev, err);
+    rc = mt_device_create(&s->dev[0], &params, err) ?: mt_products_load(s->dev[0], err);
     if (!rc)
-        mt_device_products(s->dev, &products);
-    for (int64_t i = 1; i < p->lanes && !rc; i++) {
-        params.index = limits->gpu[i];
-        rc = mt_device_create(&s->other_dev[i - 1], &params, err)
-          ?: check_product(s->dev, s->other_dev[i - 1], err);
+        mt_device_products(s->dev[0], &products);
+    for (s->n_devs = 1; s->n_devs < p->lanes && !rc; s->n_devs++) {
+        mt_device **dev = &s->dev[s->n_devs];
+        params.index = limits->gpu[s->n_devs];
+        rc = mt_device_create(dev, &params, err) ?: check_product(s->dev[0], *dev, err);
         if (!rc)
-            mt_device_share_findings(s->other_dev[i - 1], s->dev);
-        if (!rc && !mt_device_adopt_products(s->other_dev[i - 1], products.p ? products.p : ""))
+            mt_device_share_findings(*dev, s->dev[0]);
+        if (!rc && !mt_device_adopt_products(*dev, products.p ? products.p : ""))
             rc = mt_fail_nomem(err, "the choices of algorithms", products.len);
     }
     return rc || !warm ? rc : mt_hw_resident(&s->request.resident, err);
@@ -85,7 +85,7 @@ static int open_devices(struct mt_setup *s, const struct mt_plan_limits *limits,
 /* If the machine has a profile, the search decides every `auto`. *found: it did. */
 static int search(struct mt_setup *s, bool *found, struct mt_err *err)
 {
-    const struct mt_device_limits *lim = mt_device_limits(s->dev);
+    const struct mt_device_limits *lim = mt_device_limits(s->dev[0]);
     struct mt_err why = {0};
     *found = false;
     int rc = mt_machine_load(&s->machine, lim, (int)s->request.placement.threads, &why);
@@ -109,8 +109,8 @@ static int search(struct mt_setup *s, bool *found, struct mt_err *err)
 struct mt_engine_params mt_setup_engine_params(const struct mt_setup *s)
 {
     struct mt_plan_request r = mt_plan_request_as(&s->request, &s->choice);
-    struct mt_engine_params p = mt_plan_engine_params(&r, s->dev);
-    p.other_dev = s->other_dev;
+    struct mt_engine_params p = mt_plan_engine_params(&r, s->dev[0]);
+    p.other_dev = &s->dev[1];
     p.net = mt_cluster_net(s->cluster);
     p.update_cpus = s->cpus;
     const char *isa = getenv("MEGATRAIN_ADAM_ISA");
@@ -123,7 +123,7 @@ struct mt_engine_params mt_setup_engine_params(const struct mt_setup *s)
 /* Refuses FP8 on a GPU that has no products in it; the cpu device has its numbers, and not its speed. */
 static int check_compute(const struct mt_setup *s, struct mt_err *err)
 {
-    const struct mt_device_limits *l = mt_device_limits(s->dev);
+    const struct mt_device_limits *l = mt_device_limits(s->dev[0]);
     if (s->request.numerics.compute != MT_COMPUTE_FP8)
         return 0;
     if (l->e4m3 && l->shares_host_memory)
@@ -140,7 +140,7 @@ static int check_compute(const struct mt_setup *s, struct mt_err *err)
 static void choose_texts(struct mt_setup *s)
 {
     struct mt_inputs *in = s->in;
-    size_t n = mt_texts_choose(&s->request, &in->texts, s->dev);
+    size_t n = mt_texts_choose(&s->request, &in->texts, s->dev[0]);
     mt_texts_request(&s->request, &in->texts, n);
     in->cache = s->request.cache;
     in->draws = s->request.draws;
@@ -160,7 +160,7 @@ static int decide(struct mt_setup *s, const struct mt_plan_limits *limits, struc
     if (!rc && s->request.train)
         rc = search(s, &s->predicted, err);
     if (!rc && !s->predicted)
-        rc = mt_resolve_by_rules(&s->choice, &s->request, s->dev, err);
+        rc = mt_resolve_by_rules(&s->choice, &s->request, s->dev[0], err);
     if (!rc && s->cluster) /* of the first, for all */
         s->request.process = s->request.placement.host_budget.bytes - mt_setup_engine_params(s).host_bytes;
     return rc ?: mt_shared_take_choice(s, err);
@@ -169,23 +169,23 @@ static int decide(struct mt_setup *s, const struct mt_plan_limits *limits, struc
 int mt_setup_findings(const struct mt_setup *s, struct mt_str *out)
 {
     for (int pass = 0; pass < 2; pass++) /* the others' to the first, and then all to each */
-        for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev) && s->other_dev[i]; i++) {
+        for (int i = 1; i < s->n_devs; i++) {
             MT_STR_FREED struct mt_str text = {0};
-            mt_device_findings(pass ? s->dev : s->other_dev[i], &text);
+            mt_device_findings(s->dev[pass ? 0 : i], &text);
             if (text.failed)
                 return -ENOMEM;
             if (text.p)
-                mt_device_adopt_findings(pass ? s->other_dev[i] : s->dev, text.p);
+                mt_device_adopt_findings(s->dev[pass ? i : 0], text.p);
         }
-    mt_device_findings(s->dev, out);
+    mt_device_findings(s->dev[0], out);
     return out->failed ? -ENOMEM : 0;
 }
 
 bool mt_setup_adopt_findings(struct mt_setup *s, const char *text)
 {
-    bool taken = mt_device_adopt_findings(s->dev, text);
-    for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev) && s->other_dev[i]; i++)
-        taken &= mt_device_adopt_findings(s->other_dev[i], text);
+    bool taken = true;
+    for (int i = 0; i < s->n_devs; i++)
+        taken &= mt_device_adopt_findings(s->dev[i], text);
     return taken;
 }
 
@@ -207,24 +207,22 @@ void mt_setup_adopt_checkpoint(struct mt_setup *s)
 
 void mt_setup_doubt(const struct mt_setup *s)
 {
-    mt_device_doubt(s->dev);
-    for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev) && s->other_dev[i]; i++)
-        mt_device_doubt(s->other_dev[i]);
+    for (int i = 0; i < s->n_devs; i++)
+        mt_device_doubt(s->dev[i]);
 }
 
 size_t mt_setup_distrust(const struct mt_setup *s)
 {
-    size_t n = mt_device_distrust(s->dev);
-    for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev) && s->other_dev[i]; i++)
-        n += mt_device_distrust(s->other_dev[i]);
+    size_t n = 0;
+    for (int i = 0; i < s->n_devs; i++)
+        n += mt_device_distrust(s->dev[i]);
     return n;
 }
 
 void mt_setup_trust(const struct mt_setup *s)
 {
-    mt_device_trust(s->dev);
-    for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev) && s->other_dev[i]; i++)
-        mt_device_trust(s->other_dev[i]);
+    for (int i = 0; i < s->n_devs; i++)
+        mt_device_trust(s->dev[i]);
 }
 
 const struct mt_numerics *mt_setup_numerics_of(const struct mt_setup *s, size_t learner)
@@ -348,9 +346,8 @@ void mt_setup_finish(struct mt_setup *s)
 {
     mt_plan_choice_finish(&s->choice);
     mt_machine_finish(&s->machine);
-    mt_device_destroy(&s->dev);
-    for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev); i++)
-        mt_device_destroy(&s->other_dev[i]);
+    for (size_t i = 0; i < MT_ARRAY_LEN(s->dev); i++)
+        mt_device_destroy(&s->dev[i]);
     free(s->cpus);
     free(s->learner);
     mt_layout_destroy(&s->shared[0]);

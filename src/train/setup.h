@@ -15,8 +15,8 @@ struct mt_setup {
     struct mt_numerics *learner;   /* with several: [n_learners] of each, every `auto` decided; owned */
 
     int device_index;              /* of the first lane's device */
-    mt_device *dev;                /* the first lane's */
-    mt_device *other_dev[MT_MAX_LANES - 1];
+    mt_device *dev[MT_MAX_LANES];  /* [n_devs] of each lane */
+    int n_devs;
     int *cpus;                     /* [placement.threads] or NULL */
     struct mt_numa numa;           /* homes of the planes */
     struct mt_machine machine;     /* the profile: measured, or a stored one, which has no fingerprint */
