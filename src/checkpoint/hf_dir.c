@@ -56,7 +56,7 @@ static int write_sorted(struct mt_out_file *f, const struct mt_source *s, size_t
         decls[i] = s[i].decl;
     rc = rc ?: mt_st_build_header(&header, &len, decls, n, err)
             ?: mt_out_write(f, header, len, err);
-    mt_out_end_header(f);
+    f->header = XXH3_64bits_digest(f->hash);
     for (size_t i = 0; i < n && !rc; i++)
         rc = write_tensor(f, &s[i], buf, sums, err);
     return rc;

@@ -159,11 +159,6 @@ int mt_out_write(struct mt_out_file *f, const void *data, size_t len, struct mt_
     return 0;
 }
 
-void mt_out_end_header(struct mt_out_file *f)
-{
-    f->header = XXH3_64bits_digest(f->hash);
-}
-
 int mt_out_commit(struct mt_out_file *f, struct mt_err *err)
 {
     int fd = f->fd, rc = f->vfs->sync(f->vfs->ctx, fd);

@@ -37,14 +37,12 @@ struct mt_out_file {
     int fd;
     void *hash;
     unsigned long long bytes, sum;
-    unsigned long long header; /* of the bytes before a safetensors file's tensors, their sum */
+    unsigned long long header; /* the writer's: the sum of the bytes before a safetensors file's tensors */
     char path[4096];
 };
 int mt_out_open(struct mt_out_file *f, const struct mt_vfs *vfs, const char *path,
                 struct mt_err *err);
 int mt_out_write(struct mt_out_file *f, const void *data, size_t len, struct mt_err *err);
-/** What was written until now is the header. */
-void mt_out_end_header(struct mt_out_file *f);
 /** Syncs and closes; bytes and sum are then final. */
 int mt_out_commit(struct mt_out_file *f, struct mt_err *err);
 /** Closes a file that was not committed. */

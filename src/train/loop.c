@@ -197,7 +197,7 @@ int mt_loop_next_data(struct mt_loop *l, struct mt_learner_step *of, struct mt_e
 {
     l->sound = true;
     int rc = mt_loader_get(l->loader, l->st->step, &of->data, err);
-    of->reference = mt_reference_of_training(l->st);
+    of->reference = l->st->reference;
     of->lr = rc ? 0 : learning_rate(l);
     l->sound = false;
     return rc;

@@ -18,11 +18,6 @@ static size_t evaluation_at(const struct mt_inputs *in)
     return in->eval_data ? mt_sampler_stats(in->sampler)->n_answers : 0;
 }
 
-const double *mt_reference_of_training(const struct mt_train_state *st)
-{
-    return st->reference;
-}
-
 const double *mt_reference_of_evaluation(const struct mt_session *s, size_t learner, const struct mt_train_state *st)
 {
     return st->reference ? st->reference + evaluation_at(&s->setup->in[learner]) : NULL;

@@ -20,9 +20,7 @@
 int mt_reference_take(const struct mt_setup *setup, size_t learner, struct mt_train_state *st, struct mt_err *err);
 /** Of the start; checks that the state has a reference if it needs one. -ECANCELED: interrupted. */
 int mt_reference_make(struct mt_session *s, size_t learner, struct mt_train_state *st, struct mt_err *err);
-/** Of the training data; NULL: none. */
-const double *mt_reference_of_training(const struct mt_train_state *st);
-/** Of the evaluation's; NULL: none. */
+/** That of the evaluation's data in st->reference; NULL: none. */
 const double *mt_reference_of_evaluation(const struct mt_session *s, size_t learner, const struct mt_train_state *st);
 
 /* For the two files of this interface. */

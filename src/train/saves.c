@@ -35,11 +35,6 @@ void mt_saves_init(struct mt_saves *s, const struct mt_train_params *p)
     s->n_uncorrected = ecc.uncorrected;
 }
 
-void mt_saves_finish(struct mt_saves *s)
-{
-    mt_readback_drop(&s->readback);
-}
-
 /* Warns of errors of the machine's memory since the last look. */
 static void look_at_memory(struct mt_saves *s)
 {

@@ -11,7 +11,7 @@
 struct mt_saves {
     const struct mt_train_params *p;
     struct mt_save_clock *clock;         /* p's */
-    mt_readback *readback;               /* of the newest checkpoint, of `read_step`; then others are pruned */
+    mt_readback *readback;               /* of the newest checkpoint, of `read_step`; then others are pruned. Owned */
     uint64_t read_step;
     uint64_t n_corrected, n_uncorrected; /* errors of memory that have been told */
     bool final;                          /* the run ends */
@@ -22,7 +22,6 @@ struct mt_saves {
     bool asked;                          /* somebody waits for the save that is made */
 };
 void mt_saves_init(struct mt_saves *s, const struct mt_train_params *p);
-void mt_saves_finish(struct mt_saves *s);
 /** Tells of an evaluation of the state as it is. The best so far is saved, with checkpoint.keep_best. */
 void mt_saves_evaluated(struct mt_saves *s, double value, bool is_best);
 /** Whether a periodic save is due after the step that the state is at; also if the last one reads back wrong. */

@@ -470,7 +470,7 @@ static int result_of(const struct run *r, enum mt_train_end *why, struct mt_err 
 static void close_run(struct run *r)
 {
     for (size_t i = 0; i < r->n; i++) {
-        mt_saves_finish(&r->loop[i].saves);
+        mt_readback_drop(&r->loop[i].saves.readback);
         mt_metrics_close(&r->loop[i].metrics);
         mt_loader_destroy(&r->loop[i].loader);
     }
