@@ -18,8 +18,3 @@ struct mt_memory_rows {
 
 /** Adds to the row of that name, or a row, unless bytes is 0. */
 void mt_memory_add_row(struct mt_memory_rows *rows, const char *tier, const char *tag, uint64_t bytes);
-
-/** The engine's rows: all of "device"; of "host" and "nvme" those that are not planes. */
-void mt_engine_add_device_rows(struct mt_memory_rows *rows, const struct mt_engine_plan *plan);
-void mt_engine_add_host_rows(struct mt_memory_rows *rows, const struct mt_engine_plan *plan);
-void mt_engine_add_disk_rows(struct mt_memory_rows *rows, const struct mt_engine_plan *plan);

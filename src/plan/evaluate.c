@@ -212,11 +212,9 @@ static int measure_planes(struct mt_plan_choice *c, const struct mt_plan_request
     mt_engine_plan_trim(&c->engine, &pp);
     for (size_t u = 0; u < pp.n_units; u++)
         c->n_tier[tier_of(pp.on_disk[u])]++;
-    for (int i = 0; i < MT_N_PLANES; i++) {
-        enum mt_plane_kind k = (enum mt_plane_kind)i;
-        c->plane[i] = (struct mt_plan_plane){pp.desc[i].use, mt_plane_set_plane_bytes(&pp, k),
+    for (enum mt_plane_kind k = 0; k < MT_N_PLANES; k++)
+        c->plane[k] = (struct mt_plan_plane){pp.desc[k].use, mt_plane_set_plane_bytes(&pp, k),
                                              mt_plane_set_plane_disk_bytes(&pp, k)};
-    }
     pp.sums = r->placement.nvme_checksums;
     c->windows_bytes = mt_plane_set_window_bytes(&pp);
     c->sums_bytes = mt_plane_set_sum_bytes(&pp);
@@ -226,19 +224,36 @@ static int measure_planes(struct mt_plan_choice *c, const struct mt_plan_request
     return 0;
 }
 
+static void add_pools(struct mt_memory_rows *rows, const struct mt_engine_plan *p, const char *tier, bool device)
+{
+    for (int i = 0; i < MT_N_POOLS; i++)
+        if (mt_pools[i].device == device)
+            mt_memory_add_row(rows, tier, mt_pools[i].name, p->pool_bytes[i]);
+}
+
 void mt_plan_add_rows(struct mt_memory_rows *rows, const struct mt_plan_choice *c)
 {
-    mt_engine_add_device_rows(rows, &c->engine);
+    const struct mt_engine_plan *p = &c->engine;
+    size_t lanes = (size_t)mt_program_own_lanes(&p->program);
+    add_pools(rows, p, "device", true);
+    mt_memory_add_row(rows, "device", "scratch", lanes * p->scratch);
+    mt_memory_add_row(rows, "device", "logits", lanes * p->logits);
+    mt_memory_add_row(rows, "device", "inputs", lanes * p->inputs);
+    mt_memory_add_row(rows, "device", "rotary tables", lanes * p->tables);
     for (int k = 0; k < MT_N_PLANES; k++)
         mt_memory_add_row(rows, "host", c->plane[k].use, c->plane[k].host_bytes);
     mt_memory_add_row(rows, "host", "windows to drives and hosts", c->windows_bytes);
     mt_memory_add_row(rows, "host", "sums of the drives' planes", c->sums_bytes);
     mt_memory_add_row(rows, "host", "sums of host memory's planes", c->guard_bytes);
-    mt_engine_add_host_rows(rows, &c->engine);
+    add_pools(rows, p, "host", false);
+    mt_memory_add_row(rows, "host", "boundaries and activations", p->spill_bytes);
+    mt_memory_add_row(rows, "host", "staging", p->staging_bytes);
+    mt_memory_add_row(rows, "host", "blocks read from files", p->file_bytes);
+    mt_memory_add_row(rows, "host", "a teacher's tokens", p->top_bytes);
     mt_memory_add_row(rows, "host", "process", c->process_bytes);
     for (int k = 0; k < MT_N_PLANES; k++)
         mt_memory_add_row(rows, "nvme", c->plane[k].use, c->plane[k].disk_bytes);
-    mt_engine_add_disk_rows(rows, &c->engine);
+    mt_memory_add_row(rows, "nvme", "boundaries and activations", p->disk_spill_bytes);
 }
 
 static int fail_host(const struct mt_plan_request *r, uint64_t budget, uint64_t need, struct mt_err *err)
