@@ -47,9 +47,9 @@ static bool goes_through(const struct mt_binding *b, size_t unit, enum mt_plane_
 static size_t offset_in(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, bool staged)
 {
     size_t at = 0;
-    for (int i = 0; i < (int)k; i++)
-        if (goes_through(b, unit, (enum mt_plane_kind)i, staged))
-            at += bytes_in(b, unit, (enum mt_plane_kind)i, staged);
+    for (enum mt_plane_kind i = 0; i < k; i++)
+        if (goes_through(b, unit, i, staged))
+            at += bytes_in(b, unit, i, staged);
     return at;
 }
 
@@ -73,8 +73,7 @@ static void add_span(struct mt_disk_request *r, uint64_t at, char *buf, size_t b
 static void fill_piece(const struct mt_binding *b, size_t unit, size_t first, size_t n,
                        char *buf, struct mt_disk_request *r)
 {
-    for (int i = 0; i < MT_N_PLANES; i++) {
-        enum mt_plane_kind k = (enum mt_plane_kind)i;
+    for (enum mt_plane_kind k = 0; k < MT_N_PLANES; k++) {
         uint64_t at;
         if (goes_through(b, unit, k, false) && mt_plane_on_disk(b->planes, unit, k, &at) &&
             !(r->write && mt_plane_desc_of(b->planes, k)->role == MT_ROLE_GRADIENT))
@@ -88,8 +87,7 @@ static void fill_staged(const struct mt_binding *b, size_t unit, char *buf, stru
                         struct mt_file_request *f)
 {
     f->unit = unit;
-    for (int i = 0; i < MT_N_PLANES; i++) {
-        enum mt_plane_kind k = (enum mt_plane_kind)i;
+    for (enum mt_plane_kind k = 0; k < MT_N_PLANES; k++) {
         uint64_t at;
         if (!goes_through(b, unit, k, true) || (r->write && !is_updated(b, k)))
             continue;

@@ -72,10 +72,10 @@ static int lock_planes(mt_engine *e, struct mt_err *err)
 {
     int rc = 0;
     mt_plane_bits loaded = mt_layout_loaded_planes(e->p.layout, e->p.numerics.dtype);
-    for (int k = 0; k < MT_N_PLANES && !rc && locks_all(e); k++) {
+    for (enum mt_plane_kind k = 0; k < MT_N_PLANES && !rc && locks_all(e); k++) {
         size_t bytes;
-        void *p = mt_plane_set_range(e->p.planes, (enum mt_plane_kind)k, &bytes);
-        const struct mt_plane_desc *d = mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k);
+        void *p = mt_plane_set_range(e->p.planes, k, &bytes);
+        const struct mt_plane_desc *d = mt_plane_desc_of(e->p.planes, k);
         if (!p || !(d->role == MT_ROLE_GRADIENT || d->on_device || loaded >> k & 1))
             continue;
         rc = register_all(e, p, bytes, err);

@@ -25,10 +25,9 @@ static size_t weights_of(const mt_engine *e, size_t unit, char *staged, struct m
 {
     const mt_plane_bits loaded = mt_unit_loaded_planes(e->p.layout, unit, e->p.numerics.dtype);
     size_t n = 0;
-    for (int i = 0; i < MT_N_PLANES; i++) {
-        enum mt_plane_kind k = (enum mt_plane_kind)i;
+    for (enum mt_plane_kind k = 0; k < MT_N_PLANES; k++) {
         const struct mt_plane_desc *d = mt_plane_desc_of(e->p.planes, k);
-        if (loaded >> i & 1 && d->range == MT_RANGE_TRAINED && mt_plane_elems(e->p.planes, unit, k))
+        if (loaded >> k & 1 && d->range == MT_RANGE_TRAINED && mt_plane_elems(e->p.planes, unit, k))
             part[n++] = (struct mt_net_part){mt_plane_view(&e->b, unit, k, 0, NULL, staged).data,
                                              mt_plane_desc_bytes(d, mt_plane_elems(e->p.planes, unit, k))};
     }
