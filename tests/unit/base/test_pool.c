@@ -129,7 +129,8 @@ TEST(a_team_may_give_way)
     struct mt_pool_params params = {"test", 3, NULL, mt_thread_gives_way};
     mt_pool *p = NULL;
     assert_int_equal(mt_pool_create(&p, &params, NULL), 0);
-    mt_pool_run(p, note_priority, nice, 50);
+    for (int round = 0; round < 200 && nice[1] == 99 && nice[2] == 99; round++) /* a busy machine may keep the team away */
+        mt_pool_run(p, note_priority, nice, 50);
     mt_pool_destroy(&p);
     for (int i = 1; i < 3; i++) {
         assert_true(nice[i] == 99 || nice[i] == MT_MAX(before, 5));
