@@ -235,6 +235,27 @@ MT_DEVICE void take_slot(work *w, const struct mt_cuda_delta_buffers &u)
     __syncthreads();
 }
 
+/* A job of some: the document's rows, its value heads, and where these are among the states. */
+struct task {
+    size_t doc, begin, end, place;
+    part own;
+};
+
+MT_DEVICE task task_of(const struct mt_delta_rule &a, const struct mt_cuda_delta_buffers &u, size_t first_job,
+                       size_t n_jobs, size_t job)
+{
+    size_t doc = job / n_jobs, nth = job % n_jobs;
+    return {doc, static_cast<size_t>(a.cu_seqlens[doc]), static_cast<size_t>(a.cu_seqlens[doc + 1]),
+            nth * u.jobs.heads, part_of(a, u, first_job + nth)};
+}
+
+/* The states that the document begins with. */
+MT_DEVICE void begin_states(const struct mt_delta_rule &a, const work &w, const task &t, int n)
+{
+    clear(w.state, n);
+    hand_over<false>(a, w, t.own, w.state, t.doc ? nullptr : a.handed.from);
+}
+
 /* The states before a document's chunks, but the first. */
 static __global__ void __launch_bounds__(THREADS, 1)
     delta_states(struct mt_delta_rule a, struct mt_cuda_delta_buffers u, size_t first_job, size_t n_jobs)
@@ -245,19 +266,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
     take_slot(&w, u);
     MT_UNROLL(1)
     for (size_t job = blockIdx.x; job < a.n_docs * n_jobs; job += gridDim.x) {
-        size_t doc = job / n_jobs, place = job % n_jobs * u.jobs.heads;
-        part own = part_of(a, u, first_job + job % n_jobs);
-        size_t begin = static_cast<size_t>(a.cu_seqlens[doc]), end = static_cast<size_t>(a.cu_seqlens[doc + 1]);
-        clear(w.state, heads * one);
-        hand_over<false>(a, w, own, w.state, doc ? nullptr : a.handed.from);
+        task t = task_of(a, u, first_job, n_jobs, job);
+        begin_states(a, w, t, heads * one);
         MT_UNROLL(1)
-        for (size_t row = begin; row + C < end; row += C) {
-            load_keys(w, r, a, row, own.key, C);
+        for (size_t row = t.begin; row + C < t.end; row += C) {
+            load_keys(w, r, a, row, t.own.key, C);
             MT_UNROLL(1)
-            for (int i = 0; i < own.n; i++) {
-                const float *s = state_before(w, u, begin, row, place + i, one);
-                solve(w, r, a, row, own.first + i, C, s);
-                step_state(w, r, C, s, state_before(w, u, begin, row + C, place + i, one));
+            for (int i = 0; i < t.own.n; i++) {
+                const float *s = state_before(w, u, t.begin, row, t.place + i, one);
+                solve(w, r, a, row, t.own.first + i, C, s);
+                step_state(w, r, C, s, state_before(w, u, t.begin, row + C, t.place + i, one));
             }
         }
     }
@@ -273,27 +291,24 @@ static __global__ void __launch_bounds__(THREADS, 1)
     take_slot(&w, u);
     MT_UNROLL(1)
     for (size_t job = blockIdx.x; job < a.n_docs * n_jobs; job += gridDim.x) {
-        size_t doc = job / n_jobs, place = job % n_jobs * u.jobs.heads;
-        part own = part_of(a, u, first_job + job % n_jobs);
-        size_t begin = static_cast<size_t>(a.cu_seqlens[doc]), end = static_cast<size_t>(a.cu_seqlens[doc + 1]);
-        clear(w.state, heads * one);
+        task t = task_of(a, u, first_job, n_jobs, job);
+        begin_states(a, w, t, heads * one);
         clear(w.ds, heads * one);
-        hand_over<false>(a, w, own, w.state, doc ? nullptr : a.handed.from);
-        hand_over<false>(a, w, own, w.ds, doc + 1 == a.n_docs ? b.handed.from : nullptr);
+        hand_over<false>(a, w, t.own, w.ds, t.doc + 1 == a.n_docs ? b.handed.from : nullptr);
         MT_UNROLL(1)
-        for (size_t chunk = (end - begin + C - 1) / C; chunk-- > 0;) {
-            size_t row = begin + chunk * C;
-            int n = end - row < C ? static_cast<int>(end - row) : C;
-            load_keys(w, r, a, row, own.key, n);
+        for (size_t chunk = (t.end - t.begin + C - 1) / C; chunk-- > 0;) {
+            size_t row = t.begin + chunk * C;
+            int n = t.end - row < C ? static_cast<int>(t.end - row) : C;
+            load_keys(w, r, a, row, t.own.key, n);
             clear(w.dq, C * w.wk);
             clear(w.dk, C * w.wk);
             MT_UNROLL(1)
-            for (int i = 0; i < own.n; i++)
-                backward_head(w, r, b, row, own.first + i, n, state_before(w, u, begin, row, place + i, one),
+            for (int i = 0; i < t.own.n; i++)
+                backward_head(w, r, b, row, t.own.first + i, n, state_before(w, u, t.begin, row, t.place + i, one),
                               w.ds + i * one);
-            finish_keys(w, r, b, u, own, row, n);
+            finish_keys(w, r, b, u, t.own, row, n);
         }
-        hand_over<true>(a, w, own, w.ds, doc ? nullptr : b.handed.to);
+        hand_over<true>(a, w, t.own, w.ds, t.doc ? nullptr : b.handed.to);
     }
 }
 
