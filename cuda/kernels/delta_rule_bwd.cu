@@ -344,8 +344,9 @@ cudaError_t mt_cuda_delta_rule_bwd(const struct mt_delta_rule_bwd *b, cudaStream
     cudaError_t rc = cudaSuccess;
     for (size_t job = 0; job < u.n_jobs && rc == cudaSuccess; job += some) {
         size_t n = u.n_jobs - job < some ? u.n_jobs - job : some;
-        rc = MT_LAUNCH(delta_states, blocks_for(a->n_docs * n * each, u), THREADS, 0, stream, args.fwd, states,
-                       job * each, n * each);
+        if (a->max_len > static_cast<size_t>(C)) /* else no document has a second chunk */
+            rc = MT_LAUNCH(delta_states, blocks_for(a->n_docs * n * each, u), THREADS, 0, stream, args.fwd, states,
+                           job * each, n * each);
         rc = MT_LAUNCH_NEXT(rc, delta_backward, blocks_for(a->n_docs * n, u), THREADS, 0, stream, args, u, job, n);
     }
     if (rc == cudaSuccess && u.dq)
