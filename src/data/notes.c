@@ -61,7 +61,8 @@ const char *mt_note_print(const struct mt_note *note, char *buf, size_t len)
 {
     char more[80] = "";
     if (note->n > 1 && note->n_files > 1)
-        snprintf(more, sizeof(more), ", and so in %llu more samples of %zu files", (unsigned long long)note->n - 1, note->n_files);
+        snprintf(more, sizeof(more), ", and so in %llu more sample%s of %zu files", (unsigned long long)note->n - 1,
+                 note->n > 2 ? "s" : "", note->n_files);
     else if (note->n > 1)
         snprintf(more, sizeof(more), ", and so in %llu more sample%s", (unsigned long long)note->n - 1, note->n > 2 ? "s" : "");
     else if (note->n_files > 1)

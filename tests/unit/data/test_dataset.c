@@ -340,7 +340,8 @@ TEST(a_note_says_how_often_it_is_true)
         const char *more;
     } cases[] = {{1, 0, ""}, {2, 0, ", and so of 1 more file"}, {3, 0, ", and so of 2 more files"},
                  {1, 1, ""}, {1, 2, ", and so in 1 more sample"}, {1, 3, ", and so in 2 more samples"},
-                 {2, 2, ", and so in 3 more samples of 2 files"}, {3, 2, ", and so in 5 more samples of 3 files"}};
+                 {2, 1, ", and so in 1 more sample of 2 files"}, {2, 2, ", and so in 3 more samples of 2 files"},
+                 {3, 2, ", and so in 5 more samples of 3 files"}};
     for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
         MT_CLOSED_BY(mt_notes_finish) struct mt_notes l = {0};
         char packed[128], text[1024], want[256];
