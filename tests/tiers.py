@@ -6,8 +6,10 @@
 A choice is `first`, the first tier; `rest`, those of the plain build that CI runs after it; `sanitized`, those that CI runs under
 AddressSanitizer; `threads`, those that it runs under ThreadSanitizer.
 Of all but the first tier CI runs a third, another third with the next commit, and those whose own sources changed lately."""
+import collections
 import json
 import os
+import re
 import subprocess
 import sys
 import zlib
@@ -33,8 +35,17 @@ def targets(build, tests):
     return sorted({os.path.relpath(f, os.path.realpath(build)) for i in ids for f in files.get(i, [])})
 
 
+def modules_of(script):
+    """The files beside a script that it imports."""
+    with open(os.path.join(ROOT, script)) as f:
+        names = re.findall(r"^(?:import|from) (\w+)", f.read(), re.M)
+    paths = (os.path.join(os.path.dirname(script), name + ".py") for name in names)
+    return {p for p in paths if os.path.isfile(os.path.join(ROOT, p))}
+
+
 def sources(build):
-    """test -> the sources that are its own: the script, or the files of its program that are in tests/."""
+    """test -> the sources that are its own: the script and what no other script imports, or the files of its program that
+    are in tests/."""
     made = {os.path.realpath(f): [s for group in t["target_sources"] for s in group.get("sources", [])]
             for t in introspected(build, "targets") for f in t["filename"]}
 
@@ -46,7 +57,11 @@ def sources(build):
                 if source.startswith(("tests/", "scripts/")) and os.path.isfile(os.path.join(ROOT, source)):
                     yield source
 
-    return {t["name"]: set(own(t)) for t in introspected(build, "tests")}
+    found = {t["name"]: set(own(t)) for t in introspected(build, "tests")}
+    scripts = {s for own in found.values() for s in own if s.endswith(".py")}
+    imports = {s: modules_of(s) for s in scripts}
+    users = collections.Counter(m for modules in imports.values() for m in modules)
+    return {name: own | {m for s in own for m in imports.get(s, ()) if users[m] == 1} for name, own in found.items()}
 
 
 def git(*args):
