@@ -8,10 +8,10 @@
  * D = alpha op(A) op(B) (+ bias) + beta C by cuBLASLt on the COMPUTE stream, row-major, for `batch` products
  * at fixed strides. f32 sums, never TF32, one rounding to d_dtype. Shapes, dtypes and leading dimensions as
  * in struct mt_gemm. The algorithm, and so the result, is a function of the shape and of the table of choices
- * (choices.h), in which a shape has what was fastest when it was timed, else the heuristic's first: the workspace has
- * a fixed size, of pointers only 16-byte alignment matters, and partial sums over parts of K are kept in f32 and
- * added in a fixed order (no atomics; cuBLAS promises the same bits for the same algorithm on the same kind
- * of GPU).
+ * (choices.h), in which a shape has what was fastest when it was timed, else the heuristic's first that starts: the
+ * workspace has a fixed size, of pointers only 16-byte alignment matters, and partial sums over parts of K are kept in
+ * f32 and added in a fixed order (no atomics; cuBLAS promises the same bits for the same algorithm on the same kind of
+ * GPU).
  */
 struct mt_cuda_product {
     size_t m, n, k;

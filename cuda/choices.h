@@ -7,7 +7,7 @@
 /**
  * Which of cuBLASLt's algorithms does products of a shape, where several were timed: a table that a run reads before
  * its first product, so that its bits do not depend on how long something takes while it runs. Algorithms differ in
- * bits. A shape that is not in the table has the heuristic's first one.
+ * bits. A shape that is not in the table has the heuristic's first that starts.
  */
 struct mt_choice_shape {
     uint64_t m, n, k;

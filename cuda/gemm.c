@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "blas.h"
 #include "choices.h"
 #include "kernels.h"
@@ -31,7 +32,9 @@ struct plan {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c, d; /* in cuBLASLt's order: a is our B */
     cublasLtMatmulAlgo_t algo;
-    bool refused; /* there is no algorithm: kept, so that it is not searched again */
+    int at;          /* its number among the heuristic's */
+    unsigned failed; /* a bit for each of those that did not start */
+    bool refused;    /* there is no algorithm: kept, so that it is not searched again */
 };
 
 struct mt_cuda_blas {
@@ -262,7 +265,31 @@ static cublasStatus_t choose(struct mt_cuda_device *d, struct plan *p, const str
         mt_choices_add(&b->choices, &mine);
     }
     p->algo = algo[at];
+    p->at = at;
     return CUBLAS_STATUS_SUCCESS;
+}
+
+/* The next algorithm after one that did not start: the heuristic may name one that does not do the shape, as that of
+ * cuBLASLt 13.6.0 does for FP32 operands of 2^31 elements or more (NVIDIA/raft#3097). False: there is none, or the
+ * failure may be for lack of memory: bits must not depend on what is free now. */
+static bool choose_another(struct mt_cuda_device *d, struct plan *p, const struct mt_cuda_product *product)
+{
+    cublasLtMatmulAlgo_t algo[N_CANDIDATES];
+    char memory[128];
+    int n, at = 0;
+    p->failed |= 1u << p->at;
+    if (*mt_cuda_short_of_memory(memory, sizeof(memory), false) || point(p, product) ||
+        list_algorithms(d->blas, p, algo, &n))
+        return false;
+    while (at < n && p->failed >> at & 1)
+        at++;
+    if (at == n)
+        return false;
+    mt_debug("cuBLASLt's algorithm %d did not start for D[%zu, %zu] over %zu: %d is next", p->at, product->m, product->n,
+             product->k, at);
+    p->algo = algo[at];
+    p->at = at;
+    return true;
 }
 
 static uint64_t hash(const struct key *k)
@@ -359,7 +386,12 @@ static cublasStatus_t launch(struct mt_cuda_device *d, const struct mt_cuda_prod
     cublasStatus_t rc = get_plan(d, &key, p, &plan);
     if (!rc && plan->refused)
         rc = CUBLAS_STATUS_NOT_SUPPORTED;
-    return rc ? rc : run(d, plan, p, &plan->algo);
+    if (rc)
+        return rc;
+    rc = run(d, plan, p, &plan->algo);
+    while (rc && choose_another(d, plan, p))
+        rc = run(d, plan, p, &plan->algo);
+    return rc;
 }
 
 /* Stores the bias in D and adds the product to it: still one rounding, except with a bf16 C and a bias. */

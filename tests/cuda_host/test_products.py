@@ -89,3 +89,15 @@ with tempfile.TemporaryDirectory() as tmp:
     assert end(late) == end(chosen) and found(late) == found(chosen)
     # what is not clearly faster is not chosen
     assert set(parts_of(m.measure("first", FIRST_IS_FASTER))) == {1}
+
+    # an algorithm that does not start is not taken: the next one is, whatever the placement
+    refusing = Machine(tmp, "refusing")
+    second = refusing.run("second", env={"MT_EMU_ALGORITHMS": "x,0"})
+    assert end(second) != end(first)
+    placed = refusing.run("second-placed", "--set", "device.cpu_threads=1", "--set", "memory.device_budget=40MiB",
+                          env={"MT_EMU_ALGORITHMS": "x,0"})
+    assert end(placed) == end(second)
+    megatrain("-q", "probe", "all", "--force", "--brief", "--threads", 2, env=refusing.env)
+    assert set(parts_of(refusing.measure("second", {"MT_EMU_ALGORITHMS": "x,0"}))) == {2}
+    text = megatrain("run", second + ".ini", "--force", env={**m.env, "MT_EMU_ALGORITHMS": "x,x"}, expect=None)
+    assert text.returncode and "cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED for D[" in text.stderr, text.stderr

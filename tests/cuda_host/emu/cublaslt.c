@@ -17,6 +17,7 @@
 
 enum { ALGO_MARK = 0x454d55, ALGO_WORKSPACE = 64 << 10 };
 enum { ALGO_NUMBER = 6, ALGO_US = 7 }; /* places in an algorithm's data */
+#define NEVER_STARTS UINT32_MAX         /* in place of its microseconds */
 
 struct cublasLtContext {
     int device;
@@ -391,16 +392,16 @@ static void run_product(void *args)
         memset(p->workspace, 0xFF, p->scribble);
 }
 
-/* MT_EMU_ALGORITHMS: microseconds by which the product takes longer, for each algorithm there is; else there is one.
- * Number i, from 0, sums i + 1 parts of K. Returns how many. */
+/* MT_EMU_ALGORITHMS: microseconds by which the product takes longer, for each algorithm there is, or x: it does not start;
+ * else there is one. Number i, from 0, sums i + 1 parts of K. Returns how many. */
 static int list_algorithms(unsigned *us, int most)
 {
     const char *at = getenv("MT_EMU_ALGORITHMS");
     int n = 0;
     us[0] = 0;
     while (at && *at && n < most) {
-        char *end;
-        us[n++] = (unsigned)strtoul(at, &end, 10);
+        char *end = (char *)(uintptr_t)at + 1;
+        us[n++] = *at == 'x' ? NEVER_STARTS : (unsigned)strtoul(at, &end, 10);
         at = *end ? end + 1 : end;
     }
     return n ? n : 1;
@@ -499,6 +500,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
              check_scale("cublasLtMatmul, B's scale", desc->scale_b);
     if (!ok)
         return CUBLAS_STATUS_INVALID_VALUE;
+    if (p.sleep_us == NEVER_STARTS)
+        return CUBLAS_STATUS_EXECUTION_FAILED;
     atomic_fetch_add(&n_products, 1);
     return mt_emu_submit(stream, run_product, NULL, &p, sizeof(p)) ? CUBLAS_STATUS_EXECUTION_FAILED
                                                                  : CUBLAS_STATUS_SUCCESS;
