@@ -117,6 +117,9 @@ void mt_emu_run_block(const struct mt_emu_launch *l, uint64_t index, uint64_t se
 /** Runs all blocks of a launch on a device, with the help of other OS threads; returns when they
  * have ended. */
 void mt_emu_run_grid(const struct mt_emu_launch *l, int device, uint64_t seed);
+/** Of launches from now on only the last `n` blocks run; 0: all. For tests of sizes whose whole would take days. Work that
+ * was submitted before must have ended. */
+void mt_emu_run_last_blocks(uint64_t n);
 
 /* --- streams (stream.c) --------------------------------------------------------------------- */
 

@@ -13,7 +13,7 @@ enum { BLOCKS_WORTH_HELP = 4 };
 struct job {
     const struct mt_emu_launch *launch;
     int device;
-    uint64_t n_blocks, seed, first, stride;
+    uint64_t n_blocks, skipped, seed, first, stride; /* skipped: blocks before those that run */
     _Atomic uint64_t next;
     unsigned helpers; /* at work on it; under the pool's lock */
     struct job *queued;
@@ -23,6 +23,12 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER, idle = PTHREAD_COND_INITIALIZER;
 static struct job *jobs;
 static unsigned n_helpers;
+static _Atomic uint64_t most_blocks; /* 0: any number */
+
+void mt_emu_run_last_blocks(uint64_t n)
+{
+    atomic_store(&most_blocks, n);
+}
 
 static uint64_t gcd(uint64_t a, uint64_t b)
 {
@@ -34,7 +40,7 @@ static void run_blocks(struct job *j)
     uint64_t i;
     while ((i = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed)) < j->n_blocks)
         mt_emu_run_block(j->launch,
-                         (uint64_t)(((unsigned __int128)i * j->stride + j->first) % j->n_blocks), j->seed);
+                         j->skipped + (uint64_t)(((unsigned __int128)i * j->stride + j->first) % j->n_blocks), j->seed);
 }
 
 static void *helper(void *unused)
@@ -98,6 +104,11 @@ void mt_emu_run_grid(const struct mt_emu_launch *l, int device, uint64_t seed)
                     .n_blocks = (uint64_t)l->grid.x * l->grid.y * l->grid.z,
                     .seed = seed,
                     .stride = 1};
+    uint64_t most = atomic_load(&most_blocks);
+    if (most && j.n_blocks > most) {
+        j.skipped = j.n_blocks - most;
+        j.n_blocks = most;
+    }
     if (seed && j.n_blocks > 1) {
         uint64_t random = seed;
         j.first = mt_emu_random(&random) % j.n_blocks;
