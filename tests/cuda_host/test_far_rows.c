@@ -15,6 +15,7 @@
 #include "kinds/kinds.h"
 
 enum { ROWS = 5, WIDTH = 64, HEAD = 16, N_Q = 2, N_KV = 1, MAX_BUFFERS = 32, MAX_RESULT = 1 << 14 };
+enum { OWN_ROWS = 300, OWN_HEAD = 64, MOST_WIDTH = N_Q * OWN_HEAD }; /* of attention of our own */
 static const size_t budget = (size_t)400 << 30;
 
 /* The distance of rows, and the index of a row that is not one of the first. */
@@ -22,6 +23,7 @@ struct place {
     size_t ld, row;
 };
 static const struct place near = {WIDTH + 8, 2}, far = {((size_t)1 << 31) + 8, ((size_t)1 << 29) + 1};
+static const struct place own_near = {MOST_WIDTH + 8, 0}, own_far = {INT32_MAX / 128 / 8 * 8, 0}; /* the most it takes */
 
 static mt_device *dev;
 static struct mt_err err;
@@ -63,7 +65,7 @@ static char *row_at(void *p, enum mt_dtype t, size_t row, size_t ld)
 /* Writes `width` values at p: a function of the seed, or 0 for seed 0. */
 static void put(char *p, enum mt_dtype t, size_t width, unsigned seed)
 {
-    char host[4 * WIDTH];
+    char host[4 * MOST_WIDTH];
     for (size_t i = 0; i < width; i++) {
         float v = seed ? (float)((seed * 7919 + (unsigned)i * 104729) % 509) / 509.0f - 0.4f : 0.0f;
         uint16_t half = mt_f32_to_bf16(v);
@@ -185,6 +187,66 @@ static void attention(const struct place *at)
     keep(s.dsinks, MT_F32, N_Q);
 }
 
+/* Of both kinds of rows: those of queries, and of keys and values in blocks of a cache. */
+static void attention_cached(const struct place *at)
+{
+    enum { DOCS = 2, BLOCK = 4, BLOCKS = 2 * DOCS, KV = N_KV * HEAD, Q = N_Q * HEAD };
+    static const int32_t cu[] = {0, 1, DOCS}, past[] = {5, 2};
+    const enum mt_dtype t = MT_BF16;
+    int32_t first = (int32_t)(at->row / 16), table[BLOCKS];
+    struct mt_attention a = {.n = DOCS, .n_docs = DOCS, .max_len = 6, .dtype = t, .scale = 0.25f,
+                             .cu_seqlens = upload(cu, sizeof(cu)), .cu_seqlens_host = cu,
+                             .q = mt_heads(rows_of(t, DOCS, Q, at->ld, 1), at->ld, N_Q, HEAD),
+                             .k = mt_heads(rows_of(t, DOCS, KV, at->ld, 2), at->ld, N_KV, HEAD),
+                             .v = mt_heads(rows_of(t, DOCS, KV, at->ld, 3), at->ld, N_KV, HEAD),
+                             .o = mt_heads(rows_of(t, DOCS, Q, at->ld, 0), at->ld, N_Q, HEAD), .lse = take(256)};
+    struct mt_attention_cached c = {.of = a, .block = BLOCK, .table_ld = BLOCKS / DOCS, .past = upload(past, sizeof(past)),
+                                    .past_host = past, .table_host = table};
+    size_t elems = mt_cache_block_elems(&c);
+    c.cache = take(((size_t)first + BLOCKS) * elems * mt_dtype_size(t));
+    for (int32_t i = 0; i < BLOCKS; i++) {
+        table[i] = first + i;
+        for (size_t k = 0; k < elems; k += WIDTH)
+            put(row_at(c.cache, t, (size_t)table[i] * (elems / WIDTH) + k / WIDTH, WIDTH), t, WIDTH, 5 + (unsigned)k);
+    }
+    c.table = upload(table, sizeof(table));
+    must(mt_op_attention_cached(dev, &c, &err));
+    keep_rows(a.o.p, t, DOCS, Q, at->ld);
+    for (int32_t i = 0; i < BLOCKS; i++)
+        for (size_t k = 0; k < elems; k += WIDTH)
+            keep(row_at(c.cache, t, (size_t)table[i] * (elems / WIDTH) + k / WIDTH, WIDTH), t, WIDTH);
+}
+
+/* The last rows of some heads. */
+static void keep_heads(const struct mt_heads *h)
+{
+    enum { LAST = 4 };
+    keep_rows(row_at(h->p, MT_BF16, OWN_ROWS - LAST, h->ld), MT_BF16, LAST, h->n * h->dim, h->ld);
+}
+
+static struct mt_heads own_heads(size_t n, const struct place *at, unsigned seed)
+{
+    return mt_heads(rows_of(MT_BF16, OWN_ROWS, n * OWN_HEAD, at->ld, seed), at->ld, n, OWN_HEAD);
+}
+
+static void own_attention(const struct place *at)
+{
+    static const int32_t cu[] = {0, 100, OWN_ROWS};
+    struct mt_attention a = {.n = OWN_ROWS, .n_docs = 2, .max_len = 200, .dtype = MT_BF16, .scale = 0.125f,
+                             .cu_seqlens = upload(cu, sizeof(cu)), .cu_seqlens_host = cu, .q = own_heads(N_Q, at, 1),
+                             .k = own_heads(N_KV, at, 2), .v = own_heads(N_KV, at, 3), .o = own_heads(N_Q, at, 0),
+                             .lse = take(N_Q * OWN_ROWS * sizeof(float))};
+    a.workspace = take(mt_op_attention_workspace(dev, &a));
+    must(mt_op_attention(dev, &a, &err));
+    keep_heads(&a.o);
+    struct mt_attention_bwd b = {.fwd = a, .d_o = own_heads(N_Q, at, 4), .dq = own_heads(N_Q, at, 0),
+                                 .dk = own_heads(N_KV, at, 0), .dv = own_heads(N_KV, at, 0)};
+    must(mt_op_attention_bwd(dev, &b, &err));
+    keep_heads(&b.dq);
+    keep_heads(&b.dk);
+    keep_heads(&b.dv);
+}
+
 /* --- a row of many ------------------------------------------------------------------------------- */
 
 static void *table(enum mt_dtype t, const struct place *at, unsigned seed)
@@ -230,30 +292,40 @@ static void rows_of_experts(const struct place *at)
     keep(c.sum, MT_F32, 2 * WIDTH);
 }
 
-static const struct {
+struct far_case {
     const char *name;
     void (*run)(const struct place *at);
-} cases[] = {{"cross_entropy", cross_entropy}, {"bias_bwd", bias_bwd},           {"qk_rope", qk_rope},
-             {"attention", attention},         {"rows_by_index", rows_by_index}, {"rows_of_experts", rows_of_experts}};
+    const struct place *near, *far;
+};
+static const struct far_case cases[] = {
+    {"cross_entropy", cross_entropy, &near, &far},
+    {"bias_bwd", bias_bwd, &near, &far},
+    {"qk_rope", qk_rope, &near, &far},
+    {"attention", attention, &near, &far},
+    {"attention_cached", attention_cached, &near, &far},
+    {"rows_by_index", rows_by_index, &near, &far},
+    {"rows_of_experts", rows_of_experts, &near, &far},
+};
+static const struct far_case own_cases[] = {{"own_attention", own_attention, &own_near, &own_far}};
 
 /* Number of cases with other results. */
-static int run_all(const char *way)
+static int run_all(const char *way, const struct far_case *c, size_t n)
 {
     static char first[MAX_RESULT];
     struct mt_str found = {0};
     int failures = 0;
     setenv("MEGATRAIN_ATTENTION", way, 1);
     must(mt_device_create(&dev, &(struct mt_device_params){.kind = "cuda", .n_threads = 1, .budget_bytes = budget}, &err));
-    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+    for (const struct far_case *end = c + n; c < end; c++) {
         for (int k = 0; k < 2; k++) {
             memcpy(first, result, n_result);
             n_result = 0;
-            cases[i].run(k ? &far : &near);
+            c->run(k ? c->far : c->near);
             while (n_buffers)
                 mt_device_free(dev, buffers[--n_buffers]);
         }
         bool same = n_result && !memcmp(first, result, n_result);
-        printf("%s %s: %zu bytes\n", same ? "ok" : "FAIL", cases[i].name, n_result);
+        printf("%s %s: %zu bytes\n", same ? "ok" : "FAIL", c->name, n_result);
         failures += !same;
     }
     mt_device_findings(dev, &found);
@@ -266,5 +338,6 @@ static int run_all(const char *way)
 
 int main(void)
 {
-    return run_all("fused") + run_all("tiled") != 0;
+    return run_all("fused", cases, MT_ARRAY_LEN(cases)) + run_all("tiled", cases, MT_ARRAY_LEN(cases)) +
+               run_all("own", own_cases, MT_ARRAY_LEN(own_cases)) != 0;
 }
