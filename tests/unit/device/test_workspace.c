@@ -84,3 +84,63 @@ TEST(lengths_are_padded_to_few_others)
         assert_int_equal(mt_cuda_padded_len(len), padded);
     }
 }
+
+static size_t bytes_between(const void *a, const void *b)
+{
+    return (size_t)((const char *)b - (const char *)a);
+}
+
+/* Of attention by tiles, as attention_tiled.c takes them: those of a document of `len` tokens. */
+static void check_tiles(size_t n_q, size_t len, size_t window)
+{
+    static char base[1]; /* no part is touched */
+    struct mt_attention a = {.n = len, .max_len = len, .window = window, .dtype = MT_F32, .workspace = base,
+                             .q = mt_heads(NULL, n_q * 64, n_q, 64), .k = mt_heads(NULL, 64, 1, 64),
+                             .v = mt_heads(NULL, 64, 1, 64)};
+    struct mt_cuda_tiled_buffers r = mt_cuda_tiled_buffers_of(&a);
+    size_t rows = mt_cuda_tile_rows(len, n_q), most = mt_cuda_tile_keys(n_q);
+    size_t room = bytes_between(r.s, r.dp) / sizeof(float);
+    assert_true(rows % MT_CUDA_MIN_TILE_ROWS == 0 && most % MT_CUDA_COLUMN_ALIGN == 0);
+    for (size_t q0 = 0; q0 < len; q0 += rows) {
+        size_t here = MT_MIN(rows, len - q0), first = window && q0 + 1 > window ? q0 + 1 - window : 0;
+        size_t keys = q0 + here - first / MT_CUDA_COLUMN_ALIGN * MT_CUDA_COLUMN_ALIGN;
+        if (n_q * here * mt_align_up(keys, MT_CUDA_COLUMN_ALIGN) > room)
+            fail_msg("forward: %zu queries and %zu keys of %zu heads, and room for %zu scores", here, keys, n_q, room);
+    }
+    size_t here = MT_MIN(len, (size_t)MT_CUDA_TILE_ROWS), keys = MT_MIN(len, most);
+    if (n_q * here * mt_align_up(keys, MT_CUDA_COLUMN_ALIGN) > room)
+        fail_msg("backward: %zu queries and %zu keys of %zu heads, and room for %zu scores", here, keys, n_q, room);
+    assert_true(bytes_between(r.dq, r.dk) >= n_q * here * 64 * sizeof(float));
+    assert_true(bytes_between(r.dk, r.dv) >= len * 64 * sizeof(float));
+    assert_true(r.bytes - bytes_between(base, r.dv) >= len * 64 * sizeof(float));
+}
+
+TEST(tiles_of_documents_of_real_lengths_have_room)
+{
+    static const size_t heads[] = {1, 12, 32, 64, 96, 128}, windows[] = {0, 128, 5000};
+    static const size_t lens[] = {1, 31, 511, 513, 4100, 32768, 100001, 131072, 262144, (size_t)1 << 20};
+    assert_int_equal(setenv("MEGATRAIN_ATTENTION", "tiled", 1), 0); /* else room ends where our own are trusted */
+    for (size_t h = 0; h < MT_ARRAY_LEN(heads); h++)
+        for (size_t i = 0; i < MT_ARRAY_LEN(lens); i++)
+            for (size_t w = 0; w < MT_ARRAY_LEN(windows); w++)
+                check_tiles(heads[h], lens[i], windows[w]);
+}
+
+/* The states before the chunks of a document, of the value heads that are done at a time. */
+TEST(states_of_long_documents_have_room)
+{
+    static const size_t lens[] = {1, 64, 65, 32768, 131072, (size_t)1 << 20};
+    static char base[1];
+    for (size_t i = 0; i < MT_ARRAY_LEN(lens); i++)
+        for (int plain = 0; plain < 2; plain++) {
+            struct mt_delta_rule a = {.n = lens[i], .plain = plain, .workspace = base,
+                                      .q = mt_heads(NULL, 2048, 16, 128), .k = mt_heads(NULL, 2048, 16, 128),
+                                      .v = mt_heads(NULL, 8192, 64, 128)};
+            struct mt_cuda_delta_buffers r = mt_cuda_delta_buffers_of(&a);
+            size_t chunks = (lens[i] + MT_DELTA_CHUNK - 1) / MT_DELTA_CHUNK, one = (size_t)r.wk * (size_t)r.wv;
+            size_t end = r.dq ? bytes_between(r.states, r.dq) : r.bytes - bytes_between(base, r.states);
+            assert_true(r.group >= r.jobs.heads && r.group % r.jobs.heads == 0);
+            if (chunks * r.group * one * sizeof(float) > end)
+                fail_msg("%zu chunks of %zu heads, and room for %zu bytes", chunks, r.group, end);
+        }
+}
