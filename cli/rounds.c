@@ -34,6 +34,7 @@ struct rounds {
     cJSON *prompts;
     uint64_t n_prompts, per, steps; /* prompts of the file; steps of a round, of the run */
     char *policy;                   /* newest checkpoint; NULL: none yet */
+    char *base; /* what its adapters are added to, where earlier ones were merged; NULL: the model */
 };
 
 /* The child that a signal is passed on to; what it was. */
@@ -157,7 +158,8 @@ static int sample(const struct rounds *r, const struct batch *b, int *code, stru
     const struct mt_config *c = r->cfg;
     const struct mt_policy_keys *k = &c->numerics.objective_keys.policy;
     bool lora = c->adapter.kind != MT_ADAPTER_NONE, own = !strcmp(c->policy.rollouts, "generate");
-    const char *adapter = lora ? r->policy ? r->policy : c->adapter.path : "", *model = lora || !r->policy ? c->model.path : r->policy;
+    const char *adapter = lora ? r->policy ? r->policy : c->adapter.path : "", *base = r->base ? r->base : c->model.path;
+    const char *model = lora || !r->policy ? base : r->policy;
     MT_FREED char *text = strdup(c->policy.rollouts);
     char number[6][32];
     struct job j = {.n = 0};
@@ -400,6 +402,19 @@ static int refill(const struct rounds *r, uint64_t round, const char *whole, int
 
 /* --- rounds ---------------------------------------------------------------------------------------------------- */
 
+/* Of adapters that are merged while they are trained, the model with the merged ones. */
+static int find_base(struct rounds *r, struct mt_err *err)
+{
+    MT_CLOSED_BY(mt_train_state_finish) struct mt_train_state of = {.step = 0};
+    free(r->base);
+    r->base = NULL;
+    int rc = r->policy && r->cfg->adapter.merge_every ? mt_checkpoint_read_state(r->policy, &of, err) : 0;
+    if (rc || !of.blocks.overlay)
+        return rc;
+    r->base = mt_path_join(r->dir, of.blocks.overlay);
+    return r->base ? 0 : mt_fail_nomem(err, r->dir, strlen(r->dir));
+}
+
 static int newest(struct rounds *r, uint64_t *step, struct mt_err *err)
 {
     free(r->policy);
@@ -407,7 +422,7 @@ static int newest(struct rounds *r, uint64_t *step, struct mt_err *err)
     int rc = mt_checkpoint_find_newest(r->dir, false, &r->policy, err);
     const char *dash = r->policy ? strrchr(r->policy, '-') : NULL;
     *step = dash ? strtoull(dash + 1, NULL, 10) : 0;
-    return rc;
+    return rc ?: find_base(r, err);
 }
 
 int cli_link_as(const char *data, const char *whole, struct mt_err *err)
@@ -488,6 +503,9 @@ static int check(struct rounds *r, struct mt_err *err)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts = %s: set policy.max_tokens to the most tokens of a completion", c->policy.rollouts);
     if (c->checkpoint.save != MT_SAVE_FULL)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "checkpoint.save = weights: each round goes on from a full checkpoint: set it to full");
+    if (c->adapter.merge_every && strcmp(c->policy.rollouts, "generate") != 0)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts = %s with adapter.merge_every: no command has the model that adapters were "
+                       "merged into: set it to generate, or adapter.merge_every to 0", c->policy.rollouts);
     if (mt_plan_by_rewards(c) && strcmp(c->policy.rollouts, "generate") != 0)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts = %s with policy.loss = es: no command has the weights' noise: set it to generate",
                        c->policy.rollouts);
@@ -531,6 +549,7 @@ int cli_run_rounds(int *code, const struct cli *cli, const struct cli_args *args
     if (!rc && !*code && caught)
         *code = 128 + caught;
     free(r.policy);
+    free(r.base);
     cJSON_Delete(r.prompts);
     return rc;
 }

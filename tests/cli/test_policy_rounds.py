@@ -176,7 +176,8 @@ def failures_are_said(tmp, model):
             ("needs policy.old = file", 2, sampler(tmp), {"policy__steps_per_round": 2}), ("set policy.max_tokens", 2, sampler(tmp), {"policy__max_tokens": 0}),
             ("cannot start", 127, "/nowhere/sampler", {}), ("rounds need policy.loss", 2, sampler(tmp), {"policy__loss": "off"}),
             ("gave 0 rewards for 12 rollouts", None, sampler(tmp), {"policy__reward": "true"}),
-            ("set it to full", 2, sampler(tmp), {"checkpoint__save": "weights"}), ("wrote no rollouts", None, "true", {})):
+            ("set it to full", 2, sampler(tmp), {"checkpoint__save": "weights"}),
+            ("adapter.merge_every to 0", 2, sampler(tmp), {"adapter__kind": "lora", "adapter__merge_every": 2, "model__init": "weights"}), ("wrote no rollouts", None, "true", {})):
         ini, _ = ini_of(tmp, f"fails-{abs(hash(what))}", model, rollouts, **over)
         p = megatrain("run", ini, expect=code)
         assert p.returncode and what in p.stderr, (what, p.returncode, p.stderr)
@@ -186,10 +187,7 @@ def own_generation_is_a_command(tmp, model):
     """Adapters on a model with weights: whose rollouts have the log-probabilities that training computes."""
     ini, out = ini_of(tmp, "seed", model, sampler(tmp), train__steps=1)
     megatrain("-q", "run", ini)
-    start = f"{out}/checkpoint-1"
-    with open(f"{tmp}/text.jsonl", "w") as f:
-        f.writelines(json.dumps({"prompt": f"say {i}", "answer": "[a-z]"}) + "\n" for i in range(8))
-    got = {}
+    start, got = f"{out}/checkpoint-1", {}
     for old in ("batch", "file"):
         ini, out = ini_of(tmp, f"own-{old}", start, "generate", model__init="weights", adapter__kind="lora", policy__reward="regex", policy__old=old,
                           train__learning_rate="1e-2", data__tokenizer="byte", train__steps=2, policy__max_tokens=8, policy__prompts=f"{tmp}/text.jsonl")
@@ -197,6 +195,18 @@ def own_generation_is_a_command(tmp, model):
         got[old] = [m for m in metrics(out) if "loss" in m]
     for a, b in zip(got["batch"], got["file"]):
         assert b["clip_ratio/region_mean"] == 0 and abs(a["loss"] - b["loss"]) < 1e-5, (a, b)
+
+
+def adapters_are_sampled_on_what_others_were_merged_into(tmp, model):
+    """The sampler's log-probabilities are those that training computes, but right behind a merge, which rounds weights."""
+    ini, out = ini_of(tmp, "merged-seed", model, sampler(tmp), train__steps=1)
+    megatrain("-q", "run", ini)
+    ini, out = ini_of(tmp, "merged", f"{out}/checkpoint-1", "generate", model__init="weights", adapter__kind="lora", adapter__merge_every=2,
+                      adapter__merge_warmup=0, policy__mismatch="token", policy__mismatch_max=1, train__learning_rate="1e-2",
+                      policy__reward="regex", policy__prompts=f"{tmp}/text.jsonl", data__tokenizer="byte", train__steps=6)
+    megatrain("run", ini)
+    ratios = {m["step"]: m["sampling/importance_sampling_ratio/mean"] for m in metrics(out) if "loss" in m}
+    assert all(ratios[step] == 1 for step in (1, 2, 4, 6)) and all(0.9 < ratios[step] < 1 for step in (3, 5)), ratios
 
 
 class Stub(http.server.BaseHTTPRequestHandler):
@@ -256,8 +266,10 @@ def servers_sample_by_the_scripts(tmp, model):
 def main(tmp):
     model = write_model(f"{tmp}/model", config("qwen3"))
     write_prompts(f"{tmp}/prompts.jsonl")
+    with open(f"{tmp}/text.jsonl", "w") as f:
+        f.writelines(json.dumps({"prompt": f"say {i}", "answer": "[a-z]"}) + "\n" for i in range(8))
     tests = (rounds_train_on_what_they_sample, kills_in_each_phase_change_no_bit, groups_without_a_signal_are_refilled, failures_are_said, own_generation_is_a_command,
-             servers_sample_by_the_scripts)
+             adapters_are_sampled_on_what_others_were_merged_into, servers_sample_by_the_scripts)
     first = (rounds_train_on_what_they_sample, groups_without_a_signal_are_refilled, failures_are_said, own_generation_is_a_command)
     for test in chosen(tests, first=first):
         test(tmp, model)
