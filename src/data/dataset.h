@@ -133,6 +133,7 @@ struct mt_sampler_stats {
     uint64_t n_rows;
     uint64_t rows_per_epoch;  /* that an epoch visits: n_rows, unless weights say otherwise */
     uint64_t steps_per_epoch;
+    uint64_t epochs_per_pass; /* epochs, from the first one on, that visit each row; 1 unless a weight is below 1 */
     double efficiency;        /* tokens in rows / (rows * seq_len) */
     size_t max_docs_per_row;  /* most documents in a row: a micro-batch needs a capacity of micro_batch times that */
     size_t n_answers;         /* by mt_batch.sample, mismatched ones included; 0: the data have none */

@@ -240,6 +240,7 @@ static int fill_group(struct filler *k, struct group *g, struct mt_err *err)
     g->n_rows = s->stats.n_rows - g->first_row;
     g->n_visits = MT_MAX((uint64_t)llround(g->weight * (double)g->n_rows), (uint64_t)1);
     s->stats.rows_per_epoch += g->n_visits;
+    s->stats.epochs_per_pass = MT_MAX(s->stats.epochs_per_pass, mt_div_up(g->n_rows, g->n_visits));
     return rc;
 }
 

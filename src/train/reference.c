@@ -73,12 +73,13 @@ struct visit {
     bool unknown; /* there are some */
 };
 
-/* A pass over all rows that begins at step `first` ends within so many steps. */
+/* Steps from `first` on visit each row before this one, or the end of the run. From the run's first step a pass over all
+ * rows begins; from another one it may be over half, and the next one may begin within an epoch. */
 static uint64_t last_of_pass(const mt_sampler *s, uint64_t first, uint64_t end)
 {
-    uint64_t epoch = mt_sampler_stats(s)->steps_per_epoch;
-    bool whole = mt_sampler_stats(s)->rows_per_epoch >= mt_sampler_stats(s)->n_rows; /* an epoch visits all rows */
-    return whole ? MT_MIN(end, first ? first + 2 * epoch : epoch) : end;
+    const struct mt_sampler_stats *of = mt_sampler_stats(s);
+    uint64_t pass = of->epochs_per_pass * of->steps_per_epoch;
+    return MT_MIN(end, first ? first + 3 * pass : pass);
 }
 
 /* Steps [first, end) of a sampler, over which later ones have nothing new. */

@@ -328,6 +328,18 @@ def others_are_references(tmp, model, data):
         assert p.returncode not in (0, -11) and what in p.stderr, (what, p.returncode, p.stderr)
 
 
+def answers_that_come_later_have_a_reference(tmp, model):
+    """Of a file that an epoch visits in part, beside one that it visits twice: an epoch has as many rows as there are, but not each."""
+    files = [write_pairs(f"{tmp}/weighed-{k}.jsonl", n=12, seed=k) for k in range(2)]
+    keys = {"data__eval": "", "data__packing": "off", "train__steps": 24, "train__batch_size": 4, "checkpoint__every": 0}
+    data = f"{files[0]}:2, {files[1]}:0.25"
+    _, whole = run(tmp, "weighed", model, data, **keys)
+    assert len(losses(whole)) == 24 and all(math.isfinite(l) for _, l, _ in losses(whole)), losses(whole)
+    run(tmp, "weighed-cut", model, data, "--max-steps", 9, **keys)
+    _, cut = run(tmp, "weighed-cut", model, data, "--resume", **keys)
+    assert planes(f"{cut}/checkpoint-24") == planes(f"{whole}/checkpoint-24")
+
+
 def rounds_go_on(tmp, model, data):
     """The commands of `megatrain help preferences` for rounds with a server, as they stand there."""
     home = f"{tmp}/rounds"
@@ -387,6 +399,7 @@ def main(tmp):
         long_answers_are_cut(tmp, model)
         the_best_is_by_any_measure(tmp, model, data)
         others_are_references(tmp, model, data)
+        answers_that_come_later_have_a_reference(tmp, model)
         rounds_go_on(tmp, model, data)
 
 
