@@ -202,6 +202,15 @@ def measures_are_as_computed_here(tmp, model):
     assert metrics(out)[0]["loss"] == 0 and metrics(out)[0]["grad_norm"] == 0
 
 
+def eval_has_the_runs_loss(tmp, model):
+    """It is no mean of the tokens' losses, so that it has no perplexity."""
+    data, keys = write(f"{tmp}/held-out.jsonl", rollouts()), {"data__eval": "20%", "model__dtype": "bf16", "policy__old": "file"}
+    _, out = run(tmp, "held-out", model, data, **keys)
+    told = json.loads(megatrain("-q", "eval", out + ".ini", "--json", "--model", f"{out}/checkpoint-{STEPS}", "--set", "model.init=weights").stdout)
+    last = metrics(out)[-1]
+    assert told == {k: last["eval_" + k] for k in ("loss", "accuracy", "tokens")} and "eval_ppl" not in last, (told, last)
+
+
 def the_old_policy_is_the_batchs_or_the_files(tmp, model):
     """With log-probabilities that the policy itself has, old = file is old = batch up to their rounding."""
     rows = plain(rollouts())
@@ -296,7 +305,7 @@ def kills_change_no_bit(tmp, model):
 def main(tmp):
     model = write_model(f"{tmp}/model", config("qwen3"))
     tests = (bad_data_are_refused_by_their_line, forms_of_data_are_the_same, rollouts_of_text_are_those_of_their_tokens, measures_are_as_computed_here,
-             the_old_policy_is_the_batchs_or_the_files, temperature_divides_logits, gradients_go_through_cap_and_temperature,
+             eval_has_the_runs_loss, the_old_policy_is_the_batchs_or_the_files, temperature_divides_logits, gradients_go_through_cap_and_temperature,
              placement_changes_no_bit, kills_change_no_bit)
     for test in chosen(tests, first=(bad_data_are_refused_by_their_line, measures_are_as_computed_here)):
         test(*[tmp, model][:test.__code__.co_argcount])
