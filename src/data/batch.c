@@ -55,7 +55,7 @@ void mt_batch_finish(struct mt_batch *b)
 void mt_batch_clear(struct mt_batch *b)
 {
     b->n_tokens = b->n_docs = b->max_doc_len = b->n_loss = b->n_runs = 0;
-    b->row_before = b->doc_before = b->doc_after = 0;
+    b->row_before = b->doc_before = b->doc_after = b->n_padding = 0;
 }
 
 int mt_batch_add(struct mt_batch *b, const uint32_t *ids, const uint8_t *trained, size_t n,
@@ -114,7 +114,7 @@ int mt_batch_go_on(struct mt_batch *b, size_t past, const uint32_t *ids, size_t 
 
 void mt_batch_pad(struct mt_batch *b, size_t n)
 {
-    for (; b->n_tokens < n; b->n_tokens++) {
+    for (; b->n_tokens < n; b->n_tokens++, b->n_padding++) {
         b->ids[b->n_tokens] = b->ids[b->n_tokens - 1];
         b->positions[b->n_tokens] = b->positions[b->n_tokens - 1] + 1;
     }
@@ -125,9 +125,10 @@ void mt_batch_pad(struct mt_batch *b, size_t n)
 
 void mt_batch_cut(struct mt_batch *chunk, const struct mt_batch *row, size_t from, size_t to)
 {
-    size_t doc = 0, loss = 0;
+    size_t doc = 0, loss = 0, end_of_row = row->n_tokens - row->n_padding;
     mt_batch_clear(chunk);
     chunk->n_tokens = to - from;
+    chunk->n_padding = to - MT_MAX(from, MT_MIN(to, end_of_row));
     memcpy(chunk->ids, row->ids + from, chunk->n_tokens * sizeof(*chunk->ids));
     memcpy(chunk->positions, row->positions + from, chunk->n_tokens * sizeof(*chunk->positions));
     while ((size_t)row->cu_seqlens[doc + 1] <= from)

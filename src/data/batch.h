@@ -39,6 +39,7 @@ struct mt_batch {
     size_t n_tokens, n_docs, max_doc_len;
     size_t row_before, doc_before, doc_after; /* of a chunk: tokens of its row before it, of its first document before
                               it, from which positions and max_doc_len count, and of its last document after it */
+    size_t n_padding;      /* of the last tokens, those of mt_batch_pad(): no count of tokens has them */
     int learner;           /* whose: an index of the run's learners; 0 unless it says so */
     size_t n_loss;         /* rows with a target */
     int32_t *ids;          /* [n_tokens] */
@@ -108,7 +109,7 @@ struct mt_step_data {
     struct mt_batch *row;   /* [cap / chunks] of which micro-batches are chunks, in order; NULL: they have whole rows */
     size_t chunks;
     uint64_t step;          /* number of the step, from 0 */
-    size_t n_tokens, n_loss; /* sums over the n micro-batches */
+    size_t n_tokens, n_loss; /* sums over the n micro-batches, without padding */
 };
 /** Micro-batches of what mt_step_whole() has. */
 static inline size_t mt_step_chunks(const struct mt_step_data *d)

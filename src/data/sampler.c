@@ -546,7 +546,7 @@ static int add_chunks(mt_sampler *s, uint64_t row, struct mt_step_data *out, str
         struct mt_batch *b = &out->micro[out->n++];
         mt_batch_cut(b, whole, whole->n_tokens * i / chunks, whole->n_tokens * (i + 1) / chunks);
         mt_batch_seal(b);
-        out->n_tokens += b->n_tokens;
+        out->n_tokens += b->n_tokens - b->n_padding;
         out->n_loss += b->n_loss;
     }
     return rc;

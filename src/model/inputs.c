@@ -187,6 +187,7 @@ static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
     dev->row_before = b->row_before;
     dev->doc_before = b->doc_before;
     dev->doc_after = b->doc_after;
+    dev->n_padding = b->n_padding;
     dev->n_loss = b->n_loss;
     dev->n_runs = b->n_runs;
     dev->cu_seqlens_host = host.cu_seqlens;

@@ -104,7 +104,7 @@ static double routed_rows(const mt_model *m)
 {
     double rows = 0, layers = 0;
     for (size_t i = 0; i < m->n_micro; i++)
-        rows += (double)m->inputs[i].n_tokens;
+        rows += (double)(m->inputs[i].n_tokens - m->inputs[i].n_padding);
     for (int64_t i = 0; i < m->layout->cfg.n_layers; i++)
         layers += mt_layer_of(&m->layout->cfg, i)->is_mixture;
     return rows * layers;

@@ -91,6 +91,12 @@ static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_lay
     return lay_out_scratch(&x, p, NULL);
 }
 
+/* Tokens that go to experts, and that the load-balancing loss counts. */
+static size_t routed(const struct mt_router_run *x)
+{
+    return x->n - x->run->in->n_padding;
+}
+
 static struct mt_router_run begin(const struct mt_part_run *r)
 {
     struct mt_part_record at = r->record;
@@ -220,7 +226,7 @@ static int route(const struct mt_router_run *x, struct mt_err *err)
     struct mt_routing own = own_routing(x);
     return mt_op_router(m->dev,
                         &(struct mt_router){
-                            .n = x->n,
+                            .n = routed(x),
                             .n_padded = m->p.max_tokens,
                             .e = (size_t)x->moe->n_experts,
                             .k = (size_t)x->moe->top_k,
@@ -302,10 +308,10 @@ static int count_probabilities(const struct mt_router_run *x, struct mt_err *err
 {
     mt_model *m = x->m;
     size_t group = mt_group_of(m->p.groups, x->run->of->mb);
-    struct mt_router_stats a = {.n = x->n, .e = (size_t)x->moe->n_experts, .dtype = x->logits_dtype,
+    struct mt_router_stats a = {.n = routed(x), .e = (size_t)x->moe->n_experts, .dtype = x->logits_dtype,
                                 .logits = x->logits, .prob_sum = mt_model_prob_sum(m, m->stats_dev, group),
                                 .workspace = m->own.workspace};
-    return mt_model_balances(m) ? mt_op_router_stats(m->dev, &a, err) : 0;
+    return mt_model_balances(m) && a.n ? mt_op_router_stats(m->dev, &a, err) : 0;
 }
 
 /* What the sum of the experts' outputs begins with: x, or if the layer's end adds that, 0. With latent rows the end

@@ -26,7 +26,7 @@ struct mt_micro_inputs {
     float *few_values;  /* [max_tokens, few] */
     struct mt_rope_rows rope[MT_MAX_ROPES];
     size_t n_tokens, n_docs, max_len, n_loss, n_runs;
-    size_t row_before, doc_before, doc_after; /* of a chunk (struct mt_batch) */
+    size_t row_before, doc_before, doc_after, n_padding; /* of a chunk (struct mt_batch) */
     size_t first_row; /* index of its first row in its learner's rows of the step */
     size_t first_loss; /* of a chunk: loss rows of its row before it */
     int32_t *past, *table[MT_N_CACHE_KINDS]; /* of a cache (struct mt_batch); NULL: there is none */
