@@ -20,6 +20,8 @@
 #include "base/philox.h"
 #include "base/strbuf.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/history.h"
+#include "checkpoint/output.h"
 #include "log_lines.h"
 #include "plan/resolve.h"
 #include "rewards.h"
@@ -434,6 +436,18 @@ int cli_link_as(const char *data, const char *whole, struct mt_err *err)
     return rc;
 }
 
+/* What trained before may have been killed and still be ending, or before a checkpoint that is whole had its name.
+ * Training would go on from that, and not from the one by which a round is known and its steps are counted. */
+static int settle(const struct rounds *r, struct mt_err *err)
+{
+    struct mt_output out;
+    int rc = mt_output_open(&out, r->dir, err);
+    if (!rc)
+        mt_history_adopt(NULL, r->dir);
+    mt_output_close(&out);
+    return rc;
+}
+
 /* This program as it was started, to the end of a round. */
 static int train(const struct rounds *r, const char *data, uint64_t step, uint64_t end, int *code)
 {
@@ -539,7 +553,7 @@ int cli_run_rounds(int *code, const struct cli *cli, const struct cli_args *args
     int rc = check(&r, err);
     sigaction(SIGINT, &pass, NULL);
     sigaction(SIGTERM, &pass, NULL);
-    rc = rc ?: newest(&r, &step, err);
+    rc = rc ?: settle(&r, err) ?: newest(&r, &step, err);
     while (!rc && !*code && !caught && step < r.steps && step != before) {
         before = step;
         rc = run_round(&r, step, code, err);

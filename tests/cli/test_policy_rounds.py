@@ -4,6 +4,7 @@ bit; what is refused; own generation; the scripts for servers, against a stub th
 import http.server
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import tempfile
 import threading
 import time
 
-from tiny import BINARY, base, chosen, config, megatrain, metrics, planes, write_ini, write_model
+from tiny import BINARY, base, chosen, config, losses, megatrain, metrics, planes, write_ini, write_model
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 STEPS = 3
@@ -126,6 +127,23 @@ def kills_in_each_phase_change_no_bit(tmp, model):
     for k in range(3):
         with open(f"{out}/round-{k}.jsonl") as a, open(f"{whole}/round-{k}.jsonl") as b:
             assert a.read() == b.read()
+
+
+def a_save_that_was_killed_moves_no_round(tmp, model):
+    """The last one of a round, whose checkpoint was whole and had not its name yet."""
+    ini, out = ini_of(tmp, "unnamed", model, sampler(tmp), policy__steps_per_round=2, policy__old="file", train__batch_size=6, train__steps=6,
+                      checkpoint__every=1, policy__reward=f"{sys.executable} {script(tmp, 'judge.py', JUDGE)} 0")
+    megatrain("run", ini)
+    want = losses(out), planes(f"{out}/checkpoint-6")
+    for name in os.listdir(out):
+        if name.startswith(("round-1", "round-2")):
+            os.remove(f"{out}/{name}")
+        elif name.startswith("checkpoint-") and name[-1] in "3456":
+            shutil.rmtree(f"{out}/{name}")
+    os.rename(f"{out}/checkpoint-2", f"{out}/checkpoint-2.tmp")
+    shutil.copy(f"{out}/round-0.jsonl", f"{out}/rollouts.jsonl")
+    megatrain("run", ini, "--resume")
+    assert (losses(out), planes(f"{out}/checkpoint-6")) == want
 
 
 def groups_without_a_signal_are_refilled(tmp, model):
@@ -268,7 +286,7 @@ def main(tmp):
     write_prompts(f"{tmp}/prompts.jsonl")
     with open(f"{tmp}/text.jsonl", "w") as f:
         f.writelines(json.dumps({"prompt": f"say {i}", "answer": "[a-z]"}) + "\n" for i in range(8))
-    tests = (rounds_train_on_what_they_sample, kills_in_each_phase_change_no_bit, groups_without_a_signal_are_refilled, failures_are_said, own_generation_is_a_command,
+    tests = (rounds_train_on_what_they_sample, kills_in_each_phase_change_no_bit, a_save_that_was_killed_moves_no_round, groups_without_a_signal_are_refilled, failures_are_said, own_generation_is_a_command,
              adapters_are_sampled_on_what_others_were_merged_into, servers_sample_by_the_scripts)
     first = (rounds_train_on_what_they_sample, groups_without_a_signal_are_refilled, failures_are_said, own_generation_is_a_command)
     for test in chosen(tests, first=first):
