@@ -120,6 +120,12 @@ static void decide_blocks(mt_engine *e, size_t learner, struct mt_step_result *r
     res->skipped = res->n_skipped == n;
 }
 
+/* A variant of the weights of which all rollouts are left out says nothing of them: advantages are 0 on average. */
+static double mean_or_none(const struct mt_measure *m)
+{
+    return m->n > 0 ? mt_measure_mean(m) : 0;
+}
+
 /* Measures the step, and the slope of its loss along each sample's noise: the mean of all is the step's. */
 static struct mt_along measure_along(mt_engine *e, struct mt_learner *l, const struct mt_step_data *data,
                                      struct mt_step_result *res)
@@ -132,14 +138,14 @@ static struct mt_along measure_along(mt_engine *e, struct mt_learner *l, const s
         l->objective.variant = (int)i;
         mt_engine_measure(e, l, data, own);
         mt_engine_measure(e, l, data, res->measures);
-        loss[i % 2] = mt_measure_mean(&own[0]);
+        loss[i % 2] = mean_or_none(&own[0]);
         if (i % 2 == 0)
             continue;
         double slope = (loss[0] - loss[1]) / (2 * keys->eps);
         squares += slope * slope;
         along.g[i / 2] = (float)(slope / (double)along.n);
     }
-    res->loss = mt_measure_mean(&res->measures[0]);
+    res->loss = mean_or_none(&res->measures[0]);
     res->grad_norm = sqrt(squares / (double)along.n);
     return along;
 }

@@ -191,6 +191,15 @@ def places_and_kills_change_no_bit(tmp, model):
         assert result(out) == want, kind
 
 
+def texts_that_are_left_out_move_nothing(tmp, model):
+    """All of them are cut off: a step without a loss, which is not one that failed."""
+    ini, out = es_ini(tmp, "left-out", model, policy__truncated="mask", policy__max_tokens=1)
+    megatrain("-q", "run", ini)
+    rows, steps = [r for k in range(STEPS) for r in rows_of(out, k)], [m for m in metrics(out) if "loss" in m]
+    assert all(r["truncated"] for r in rows) and len({r["reward"] for r in rows}) > 2
+    assert [(m["loss"], m["grad_norm"], m["skipped"]) for m in steps] == [(0, 0, False)] * STEPS, steps
+
+
 def what_cannot_be_is_refused(tmp, model):
     for over, *words in (
             ({"optimizer__type": "adamw", "mezo__samples": 1, "mezo__eps": 1e-3, "mezo__noise": "normal"}, "policy.loss = es", "set optimizer.type = mezo"),
@@ -239,7 +248,7 @@ def main(tmp):
     model = with_weights(tmp, model, write_data(f"{tmp}/ids.jsonl", vocab=256))
     write_prompts(f"{tmp}/prompts.jsonl")
     for test in chosen((whole_models_follow_their_rewards, adapters_follow_their_rewards, places_and_kills_change_no_bit,
-                        what_cannot_be_is_refused, it_learns)):
+                        texts_that_are_left_out_move_nothing, what_cannot_be_is_refused, it_learns)):
         test(*[tmp, model][:test.__code__.co_argcount])
 
 
