@@ -315,6 +315,7 @@ static int amend(struct mt_saver *v, const char *final, struct mt_err *err)
 
 int mt_checkpoint_amend(const struct mt_checkpoint_save *s, struct mt_err *err)
 {
+    struct mt_train_state state = *s->state;
     struct mt_checkpoint_save again = *s;
     struct mt_saver v = {.s = &again, .vfs = s->vfs ? s->vfs : &mt_vfs_posix};
     char final[4096];
@@ -326,6 +327,8 @@ int mt_checkpoint_amend(const struct mt_checkpoint_save *s, struct mt_err *err)
     if (rc)
         return rc;
     again.full = old.full;
+    state.share_layers = (uint64_t)mt_sealed_share(&old); /* as its tensors have it, whatever the run has by now */
+    again.state = &state;
     v.files = mt_json_get(old.json, "files") ? cJSON_DetachItemFromObjectCaseSensitive(old.json, "files") : NULL;
     v.frozen = cJSON_DetachItemFromObjectCaseSensitive(old.json, "frozen");
     rc = v.files ? amend(&v, final, err) : mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s does not list its files", final);

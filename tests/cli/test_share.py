@@ -94,6 +94,18 @@ def checkpoints():
         assert said["loss"] == [m["eval_loss"] for m in metrics(out) if "eval_loss" in m][-1], "with all layers it is the same model"
 
 
+def an_evaluation_that_is_owed_leaves_states_as_they_are():
+    """Of a run that ends where layers get their own, and was ended before it evaluated: the one that goes on has layers of their own."""
+    with tempfile.TemporaryDirectory() as tmp:
+        s = Same(tmp, "dense", {"data__eval": ""}, models=MODELS)
+        out, held_out = s.run("owed", {**SHARED, "train__steps": 2}), write_data(os.path.join(tmp, "held-out.jsonl"), n=4)
+        for steps in (2, 2, 4):
+            ini = write_ini(out + ".ini", base(s.model, s.data, out, **SHARED, train__steps=steps, data__eval=held_out))
+            megatrain("-q", "run", ini, "--resume")
+            assert [m["step"] for m in metrics(out) if "eval_loss" in m] == ([2, 4] if steps == 4 else [2]), metrics(out)
+        assert all(layers(states(out, 4), n) for n in range(3))
+
+
 def refusals():
     with tempfile.TemporaryDirectory() as tmp:
         s = Same(tmp, "windows", {}, models={"windows": ("qwen3_moe", {"num_hidden_layers": 4, "mlp_only_layers": [1]}, False)})
@@ -126,6 +138,6 @@ def room():
         assert "from step 2 on each layer has weights of its own" in said["180MiB"], said["180MiB"]
 
 
-for test in chosen([dense, windows, mixture, checkpoints, refusals, room]):
+for test in chosen([dense, windows, mixture, checkpoints, an_evaluation_that_is_owed_leaves_states_as_they_are, refusals, room]):
     test()
     print(f"ok {test.__name__}", flush=True)
