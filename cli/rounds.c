@@ -448,11 +448,11 @@ static int settle(const struct rounds *r, struct mt_err *err)
     return rc;
 }
 
-/* This program as it was started, to the end of a round. */
+/* This program as it was started, to the end of a round; without a step left, for what comes after the last one. */
 static int train(const struct rounds *r, const char *data, uint64_t step, uint64_t end, int *code)
 {
     struct job j = {.n = 0};
-    char number[32], *given[MOST_WORDS] = {NULL};
+    char number[40], *given[MOST_WORDS] = {NULL};
     size_t n = 0;
     word(&j, "/proc/self/exe");
     if (r->cli->quiet)
@@ -467,7 +467,7 @@ static int train(const struct rounds *r, const char *data, uint64_t step, uint64
         if (!own && asprintf(&given[n], g->value ? "--%s=%s" : "--%s", g->option->name, g->value) > 0)
             word(&j, given[n++]);
     }
-    snprintf(number, sizeof(number), "--max-steps=%llu", (unsigned long long)(end - step));
+    snprintf(number, sizeof(number), "--max-steps=%llu", (unsigned long long)MT_MAX(end - step, (uint64_t)1));
     word(&j, MT_PATH("--set=data.train=%s", data));
     word(&j, "--set=data.format=rollouts");
     word(&j, "--resume");
@@ -494,6 +494,17 @@ static int run_round(struct rounds *r, uint64_t step, int *code, struct mt_err *
     if (!rc && !*code)
         rc = cli_link_as(data, whole, err); /* one name in all rounds: checkpoints are of one configuration */
     return rc || *code ? rc : train(r, data, step, end, code);
+}
+
+/* A stop or a kill may have cut the evaluation after the last step short. */
+static int evaluate_last(const struct rounds *r, uint64_t step, int *code, struct mt_err *err)
+{
+    MT_CLOSED_BY(mt_train_state_finish) struct mt_train_state of = {.step = 0};
+    const char *data = MT_PATH("%s/rollouts.jsonl", r->dir);
+    if (!r->policy || step < r->steps || !(r->cfg->data.eval[0] || r->cfg->eval.generate[0]))
+        return 0;
+    int rc = mt_checkpoint_read_state(r->policy, &of, err);
+    return rc || of.eval_step == of.step ? rc : train(r, data, step, step, code);
 }
 
 static int check(struct rounds *r, struct mt_err *err)
@@ -553,7 +564,7 @@ int cli_run_rounds(int *code, const struct cli *cli, const struct cli_args *args
     int rc = check(&r, err);
     sigaction(SIGINT, &pass, NULL);
     sigaction(SIGTERM, &pass, NULL);
-    rc = rc ?: settle(&r, err) ?: newest(&r, &step, err);
+    rc = rc ?: settle(&r, err) ?: newest(&r, &step, err) ?: evaluate_last(&r, step, code, err);
     while (!rc && !*code && !caught && step < r.steps && step != before) {
         before = step;
         rc = run_round(&r, step, code, err);

@@ -146,6 +146,16 @@ def a_save_that_was_killed_moves_no_round(tmp, model):
     assert (losses(out), planes(f"{out}/checkpoint-6")) == want
 
 
+def an_evaluation_that_was_cut_short_is_made(tmp, model):
+    """After the last step, once."""
+    ini, out = ini_of(tmp, "unevaluated", model, sampler(tmp))
+    held_out = ["--set", f"data.eval={out}/round-0.jsonl", "--set", "eval.every=0"]
+    megatrain("run", ini)
+    for _ in range(2):
+        megatrain("run", ini, "--resume", *held_out)
+        assert [m["step"] for m in metrics(out) if "eval_loss" in m] == [STEPS], metrics(out)
+
+
 def groups_without_a_signal_are_refilled(tmp, model):
     """By further prompts, none of which is left out or comes again; a command that fails between changes no bit."""
     text = SAMPLER + f"""
@@ -286,7 +296,8 @@ def main(tmp):
     write_prompts(f"{tmp}/prompts.jsonl")
     with open(f"{tmp}/text.jsonl", "w") as f:
         f.writelines(json.dumps({"prompt": f"say {i}", "answer": "[a-z]"}) + "\n" for i in range(8))
-    tests = (rounds_train_on_what_they_sample, kills_in_each_phase_change_no_bit, a_save_that_was_killed_moves_no_round, groups_without_a_signal_are_refilled, failures_are_said, own_generation_is_a_command,
+    tests = (rounds_train_on_what_they_sample, kills_in_each_phase_change_no_bit, a_save_that_was_killed_moves_no_round,
+             an_evaluation_that_was_cut_short_is_made, groups_without_a_signal_are_refilled, failures_are_said, own_generation_is_a_command,
              adapters_are_sampled_on_what_others_were_merged_into, servers_sample_by_the_scripts)
     first = (rounds_train_on_what_they_sample, groups_without_a_signal_are_refilled, failures_are_said, own_generation_is_a_command)
     for test in chosen(tests, first=first):
