@@ -111,6 +111,17 @@ static int check_stack(void)
     return 0;
 }
 
+/* A model may have hundreds of files, open several times each; the usual limit, 1024, is for programs with select(). */
+static void raise_file_limit(void)
+{
+    enum { ENOUGH = 65536 };
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) || r.rlim_cur >= ENOUGH)
+        return;
+    r.rlim_cur = r.rlim_max < ENOUGH ? r.rlim_max : ENOUGH;
+    setrlimit(RLIMIT_NOFILE, &r);
+}
+
 static bool trains(const struct cli_command *cmd)
 {
     return !strcmp(cmd->name, "run") || !strcmp(cmd->name, "bench");
@@ -150,6 +161,7 @@ int main(int argc, char **argv)
     int stack = check_stack();
     if (stack)
         return stack;
+    raise_file_limit();
     if (asks_version(argc, argv, &verbose))
         return show_version(verbose);
     while (at < argc && argv[at][0] == '-' && strcmp(argv[at], "--help") && strcmp(argv[at], "-h")) {

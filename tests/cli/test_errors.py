@@ -35,6 +35,16 @@ def safetensors(path, header, data=b"", length=None):
         f.write(struct.pack("<Q", len(h) if length is None else length) + h + data)
 
 
+def write_shards(folder, n):
+    """A model of n files, with a tensor in each."""
+    os.mkdir(folder)
+    for i in range(n):
+        safetensors(os.path.join(folder, f"{i}.safetensors"), {f"t{i}": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"0")
+    with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
+        json.dump({"weight_map": {f"t{i}": f"{i}.safetensors" for i in range(n)}}, f)
+    return folder
+
+
 def config_cases(tmp, model, data):
     def ini(text=None, **over):
         path = os.path.join(tmp, "c.ini")
@@ -276,6 +286,10 @@ def machine_cases(tmp, model, data):
         check("a small stack", ["-q", "run", ini], 4, "the stack is limited to 64 KiB", "ulimit -s", limit=small(64 << 10))
         check("a small stack that may grow", ["-q", "run", ini], 0, limit=small(resource.RLIM_INFINITY))
         shutil.rmtree(os.path.join(tmp, "o3"))
+    shards = write_shards(os.path.join(tmp, "shards"), 60)
+    few = lambda most: lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, most))
+    check("more files than may be open", ["inspect", shards], 3, "Too many open files", "ulimit -n", limit=few(40))
+    check("more files than are usual", ["inspect", shards], 0, "60 tensors", limit=few(100))
     check("export over a folder", ["export", model, tmp], 2, "exists already")
     check("verify what is no checkpoint", ["verify", model], 7, "no training state")
     check("resume from nowhere", ["-q", "run", ini, "--resume=" + tmp], 7)
