@@ -156,13 +156,64 @@ const char *mt_json_string(const cJSON *object, const char *key, const char *oth
     return cJSON_IsString(v) ? v->valuestring : otherwise;
 }
 
-const cJSON *mt_json_get_in_order(const cJSON *object, const cJSON **last, const char *key)
+struct keyed {
+    const cJSON *v;
+    size_t at;
+};
+
+static int by_key(const void *a, const void *b)
 {
-    const cJSON *next = *last ? (*last)->next : NULL;
-    if (!next || !next->string || strcmp(next->string, key))
-        next = mt_json_get(object, key);
-    *last = next ? next : *last;
+    const struct keyed *x = a, *y = b;
+    int order = strcmp(x->v->string, y->v->string);
+    return order ? order : (x->at > y->at) - (x->at < y->at);
+}
+
+static int compare_key(const void *key, const void *v)
+{
+    return strcmp(key, (*(const cJSON *const *)v)->string);
+}
+
+/* Leaves x->sorted NULL if memory is short. */
+static void sort_members(struct mt_json_index *x)
+{
+    size_t n = 0, at = 0;
+    for (const cJSON *v = x->object->child; v; v = v->next)
+        n++;
+    MT_FREED struct keyed *k = mt_calloc(n, sizeof(*k));
+    x->sorted = k ? mt_calloc(n, sizeof(*x->sorted)) : NULL;
+    for (const cJSON *v = x->sorted ? x->object->child : NULL; v; v = v->next, at++)
+        k[at] = (struct keyed){v, at};
+    if (x->sorted)
+        qsort(k, n, sizeof(*k), by_key);
+    x->n = 0;
+    for (size_t i = 0; x->sorted && i < n; i++)
+        if (!x->n || strcmp(x->sorted[x->n - 1]->string, k[i].v->string))
+            x->sorted[x->n++] = k[i].v;
+}
+
+static const cJSON *find_member(struct mt_json_index *x, const char *key)
+{
+    if (!x->sorted && cJSON_IsObject(x->object) && x->object->child)
+        sort_members(x);
+    if (!x->sorted)
+        return mt_json_get(x->object, key);
+    const cJSON **found = bsearch(key, x->sorted, x->n, sizeof(*x->sorted), compare_key);
+    return found ? *found : NULL;
+}
+
+const cJSON *mt_json_index_get(struct mt_json_index *x, const char *key)
+{
+    const cJSON *next = x->last ? x->last->next : NULL;
+    if (!next || strcmp(next->string, key))
+        next = find_member(x, key);
+    x->last = next ? next : x->last;
     return next;
+}
+
+void mt_json_index_finish(struct mt_json_index *x)
+{
+    free(x->sorted);
+    *x = (struct mt_json_index){.object = NULL};
 }
 
 /* Replaces numbers by raw text that reads back exactly. */

@@ -55,8 +55,18 @@ cJSON *mt_json_get(const cJSON *object, const char *key);
 /** A member as a number or as text; `otherwise` where it is none. Text lives as long as the object. */
 double mt_json_number(const cJSON *object, const char *key, double otherwise);
 const char *mt_json_string(const cJSON *object, const char *key, const char *otherwise);
-/** mt_json_get(), fast when keys are asked for in the object's own order: *last (NULL at first) is the member found last. */
-const cJSON *mt_json_get_in_order(const cJSON *object, const cJSON **last, const char *key);
+/**
+ * mt_json_get() for an object with many members, which does not change meanwhile: finds the one after the last found at
+ * once, any other in a sorted list, which is made when it is first needed. Begin with the object alone set, or NULL.
+ */
+struct mt_json_index {
+    const cJSON *object, *last;
+    const cJSON **sorted; /* [n] by key; of equal keys the first */
+    size_t n;
+};
+const cJSON *mt_json_index_get(struct mt_json_index *x, const char *key);
+#define MT_JSON_INDEX_FREED __attribute__((cleanup(mt_json_index_finish)))
+void mt_json_index_finish(struct mt_json_index *x);
 
 /**
  * Replaces *text, an object in JSON (`name` in messages), by what edit(object, arg) makes of it, printed pretty. On

@@ -213,25 +213,24 @@ int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct
     return rc;
 }
 
-/* Reads a state file. */
+/* Reads state files. */
 struct reader {
-    const struct mt_st_model *st;
-    const cJSON *sums; /* checksums of its tensors when they were written, in the order in which they are loaded */
-    const cJSON *summed; /* the last of them that was found */
+    struct mt_st_model st; /* of the block; units of one share it, and may be hundreds */
+    int block;             /* -1: none yet */
+    struct mt_json_index sums; /* checksums of its tensors when they were written */
     XXH3_state_t *hash;
     float *buf; /* [piece] */
     size_t piece;
     mt_plane_set *planes;
     int share;          /* mt_layout.share of the run that saved it */
-    const cJSON *named; /* tensors that the checkpoint names instead of holding them */
-    const cJSON *found; /* the last of them that was found */
+    struct mt_json_index named; /* tensors that the checkpoint names instead of holding them */
 };
 
 static int load_piece(const struct reader *r, const struct mt_st_tensor *src, const struct mt_state_part *p, size_t at,
                       size_t n, struct mt_err *err)
 {
     size_t size = mt_st_dtype_size(src->dtype);
-    int rc = mt_st_read_raw(r->st, src, at * size, n * size, r->buf, err);
+    int rc = mt_st_read_raw(&r->st, src, at * size, n * size, r->buf, err);
     if (rc)
         return rc;
     XXH3_64bits_update(r->hash, r->buf, n * size);
@@ -242,22 +241,21 @@ static int load_piece(const struct reader *r, const struct mt_st_tensor *src, co
 
 static int check_sum(struct reader *r, const char *name, struct mt_err *err)
 {
-    const cJSON *want = mt_json_get_in_order(r->sums, &r->summed, name);
+    const cJSON *want = mt_json_index_get(&r->sums, name);
     char have[MT_SUM_TEXT];
     mt_sum_format(have, XXH3_64bits_digest(r->hash));
     if (cJSON_IsString(want) && !strcmp(want->valuestring, have))
         return 0;
     return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: the checksum of tensor \"%s\" is wrong: it is not what was "
-                   "written", r->st->files[0].path, name);
+                   "written", r->st.files[0].path, name);
 }
 
 static int load_part(struct reader *r, const struct mt_state_part *p, struct mt_err *err)
 {
-    const struct mt_st_model *st = r->st;
-    const struct mt_st_tensor *src = mt_st_find(st, p->name);
+    const struct mt_st_tensor *src = mt_st_find(&r->st, p->name);
     if (!src || src->dtype != p->decl.dtype || src->n_bytes != p->bytes)
         return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or has "
-                       "another shape or dtype than the model and its optimizer", st->files[0].path, p->name);
+                       "another shape or dtype than the model and its optimizer", r->st.files[0].path, p->name);
     int rc = 0;
     XXH3_64bits_reset(r->hash);
     for (size_t at = 0; at < src->n_elems && !rc; at += r->piece)
@@ -280,37 +278,39 @@ static int load_tensor(struct reader *r, const struct mt_layout *l, const struct
 static bool is_in_state(struct reader *r, const struct mt_layout *l, const struct mt_tensor *t)
 {
     return mt_checkpoint_holds(l, t) && t->kind != MT_RANGE_PACKED &&
-           (t->adapter || !mt_json_get_in_order(r->named, &r->found, t->name));
+           (t->adapter || !mt_json_index_get(&r->named, t->name));
+}
+
+static int open_block(struct reader *r, const char *dir, const cJSON *files, int block, struct mt_err *err)
+{
+    char path[4096], name[64];
+    if (block == r->block)
+        return 0;
+    r->block = -1;
+    mt_st_close(&r->st);
+    mt_json_index_finish(&r->sums);
+    snprintf(name, sizeof(name), "megatrain/state-%05d.safetensors", block);
+    mt_path_printf(path, sizeof(path), "%s/%s", dir, name);
+    r->sums.object = mt_json_get(mt_json_get(files, name), "tensors");
+    if (!r->sums.object)
+        return mt_checkpoint_damaged(err, path, "the checkpoint's list of files has no checksums for it");
+    int rc = mt_st_open_file(&r->st, path, err);
+    if (rc && err && rc != -ENOMEM)
+        err->kind = MT_ERR_CHECKPOINT;
+    r->block = rc ? -1 : block;
+    return rc;
 }
 
 /* Loads a unit's tensors from the file of its block. */
 static int load_unit(struct reader *r, const char *dir, const cJSON *files, const struct mt_layout *l,
                      const struct mt_unit *u, struct mt_err *err)
 {
-    MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
-    char path[4096], name[64];
-    size_t n = 0;
-    for (size_t i = 0; i < u->n_tensors; i++)
-        n += is_in_state(r, l, &l->tensors[u->first_tensor + i]);
-    if (!n)
-        return 0;
-    snprintf(name, sizeof(name), "megatrain/state-%05d.safetensors",
-             mt_block_of(u->kind, u->layer, l->cfg.n_layers, r->share));
-    mt_path_printf(path, sizeof(path), "%s/%s", dir, name);
-    r->sums = mt_json_get(mt_json_get(files, name), "tensors");
-    r->summed = NULL;
-    if (!r->sums)
-        return mt_checkpoint_damaged(err, path, "the checkpoint's list of files has no checksums for it");
-    int rc = mt_st_open_file(&st, path, err);
-    if (rc) {
-        if (err && rc != -ENOMEM)
-            err->kind = MT_ERR_CHECKPOINT;
-        return rc;
+    int block = mt_block_of(u->kind, u->layer, l->cfg.n_layers, r->share), rc = 0;
+    for (size_t i = 0; i < u->n_tensors && !rc; i++) {
+        const struct mt_tensor *t = &l->tensors[u->first_tensor + i];
+        if (is_in_state(r, l, t))
+            rc = open_block(r, dir, files, block, err) ?: load_tensor(r, l, t, err);
     }
-    r->st = &st;
-    for (size_t i = 0; i < u->n_tensors && !rc; i++)
-        if (is_in_state(r, l, &l->tensors[u->first_tensor + i]))
-            rc = load_tensor(r, l, &l->tensors[u->first_tensor + i], err);
     return rc;
 }
 
@@ -319,7 +319,7 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
 {
     enum { PIECE = 1 << 20 };
     struct reader r = {.hash = XXH3_createState(), .buf = mt_calloc(PIECE, sizeof(float)), .piece = PIECE,
-                       .planes = planes};
+                       .planes = planes, .block = -1};
     MT_SEALED_FREED struct mt_sealed sealed = {.json = NULL};
     int rc = r.buf && r.hash ? mt_seal_read(dir, &sealed, err)
                              : mt_fail_nomem(err, "loading a checkpoint", PIECE * sizeof(float));
@@ -327,9 +327,12 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
     if (!rc && l->share != 1 && l->share != r.share)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s has a set of weights for each group of %d layers, which cannot become groups of "
                      "%d: set model.share_layers to %d%s", dir, r.share, l->share, r.share, r.share > 1 ? ", or to 1" : "");
-    r.named = rc ? NULL : mt_json_get(mt_json_get(sealed.json, "frozen"), "tensors");
+    r.named.object = rc ? NULL : mt_json_get(mt_json_get(sealed.json, "frozen"), "tensors");
     for (size_t u = 0; u < l->n_units && !rc; u++)
         rc = load_unit(&r, dir, mt_json_get(sealed.json, "files"), l, &l->units[u], err);
+    mt_st_close(&r.st);
+    mt_json_index_finish(&r.sums);
+    mt_json_index_finish(&r.named);
     XXH3_freeState(r.hash);
     free(r.buf);
     if (!rc && !l->n_adapters) /* packed tensors are in the checkpoint's weights, which were verified as whole files */

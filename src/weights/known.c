@@ -55,13 +55,12 @@ static cJSON *files_of(const struct mt_st_model *st)
 static void read_record(uint64_t *sum, const struct mt_layout *l, const char *path, const cJSON *files)
 {
     MT_JSON_FREED cJSON *record = NULL;
-    const cJSON *last = NULL;
     if (!mt_path_exists(path) || mt_json_read_file(&record, path, MT_ERR_RUNTIME, NULL))
         return;
     if (cJSON_Compare(mt_json_get(record, "files"), files, true)) {
-        const cJSON *sums = mt_json_get(record, "sums");
+        MT_JSON_INDEX_FREED struct mt_json_index sums = {.object = mt_json_get(record, "sums")};
         for (size_t i = 0; i < l->n_tensors; i++) {
-            const cJSON *s = mt_json_get_in_order(sums, &last, l->tensors[i].name);
+            const cJSON *s = mt_json_index_get(&sums, l->tensors[i].name);
             if (cJSON_IsString(s) && !l->tensors[i].adapter)
                 sum[i] = strtoull(s->valuestring, NULL, 16);
         }

@@ -110,9 +110,9 @@ int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed 
         mark_f32(l, &s.st);
     if (read && any)
         rc = mt_sources_find(&s, l, err);
-    const cJSON *last = NULL;
+    MT_JSON_INDEX_FREED struct mt_json_index members = {.object = only};
     for (size_t i = 0; any && i < l->n_tensors && !rc; i++) {
-        bool changed = only && !mt_json_get_in_order(only, &last, l->tensors[i].name);
+        bool changed = only && !mt_json_index_get(&members, l->tensors[i].name);
         rc = mark(l, &l->tensors[i], read ? &s.of[i] : NULL, wanted, changed, &split, err);
     }
     if (split && !rc)

@@ -264,13 +264,13 @@ int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJS
                            struct mt_err *err)
 {
     MT_CLOSED_BY(finish_loader) struct loader v = {.l = l};
-    const cJSON *last = NULL;
+    MT_JSON_INDEX_FREED struct mt_json_index wanted = {.object = want};
     bool said = false;
     size_t n = 0;
     int rc = start_loader(&v, l, NULL, dir, err);
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        const cJSON *w = mt_json_get_in_order(want, &last, t->name);
+        const cJSON *w = mt_json_index_get(&wanted, t->name);
         uint64_t have = 0;
         take_source(&v, t);
         if (w && !v.src->codes)
@@ -299,11 +299,11 @@ static const char *path_of(const struct loader *v)
 }
 
 /* The seal's item of the stored tensor that this one is, in order and whole; NULL: it has none, or cannot be compared. */
-static cJSON *sealed_item(const struct loader *v, const struct mt_tensor *t, const cJSON *sealed, const cJSON **last)
+static cJSON *sealed_item(const struct loader *v, const struct mt_tensor *t, struct mt_json_index *sealed)
 {
-    bool whole = sealed && !t->adapter && v->src->codes && !v->src->format && mt_stored_is_in_order(t) &&
+    bool whole = sealed->object && !t->adapter && v->src->codes && !v->src->format && mt_stored_is_in_order(t) &&
                  t->n == v->src->codes->n_elems;
-    const cJSON *w = whole ? mt_json_get_in_order(sealed, last, v->src->codes->name) : NULL;
+    const cJSON *w = whole ? mt_json_index_get(sealed, v->src->codes->name) : NULL;
     return cJSON_IsString(w) ? (cJSON *)w : NULL;
 }
 
@@ -338,13 +338,14 @@ static int load_twice(struct loader *v, const struct mt_tensor *t, uint64_t want
 static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool named_alone, struct mt_err *err)
 {
     const struct mt_layout *l = v->l;
-    const cJSON *last = NULL, *last_sealed = NULL;
+    MT_JSON_INDEX_FREED struct mt_json_index wanted = {.object = base ? base->want : NULL};
+    MT_JSON_INDEX_FREED struct mt_json_index sealed = {.object = base ? base->sealed : NULL};
     size_t part = 0;
     bool said = false;
     int rc = 0;
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        const cJSON *w = base && base->want && !t->adapter ? mt_json_get_in_order(base->want, &last, t->name) : NULL;
+        const cJSON *w = t->adapter ? NULL : mt_json_index_get(&wanted, t->name);
         uint64_t want = sum_in(w), have = 0;
         if (named_alone && !w)
             continue;
@@ -361,7 +362,7 @@ static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool 
             continue;
         }
         uint64_t known = v->known && !is_decoded(v, t) ? v->known[i] : 0;
-        cJSON *seal = base ? sealed_item(v, t, base->sealed, &last_sealed) : NULL;
+        cJSON *seal = sealed_item(v, t, &sealed);
         rc = load_twice(v, t, seal ? strtoull(seal->valuestring, NULL, 16) : known, seal, &have, err);
         if (!rc && seal)
             seal->valueint = MT_SEAL_COMPARED;

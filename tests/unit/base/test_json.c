@@ -125,13 +125,34 @@ TEST(members_are_found_in_any_order)
         int value; /* 0: there is none */
     } asked[] = {{"a", 1}, {"b", 2}, {"B", 0}, {"c", 3}, {"d", 0}, {"a", 1}, {"c", 3}, {"b", 2}};
     MT_JSON_FREED cJSON *v = NULL;
-    const cJSON *last = NULL;
     assert_int_equal(mt_json_parse(&v, text, strlen(text), "x", MT_ERR_INPUT, NULL), 0);
+    MT_JSON_INDEX_FREED struct mt_json_index x = {.object = v};
     for (size_t i = 0; i < sizeof(asked) / sizeof(asked[0]); i++) {
-        const cJSON *m = mt_json_get_in_order(v, &last, asked[i].key);
+        const cJSON *m = mt_json_index_get(&x, asked[i].key);
         assert_int_equal(m ? m->valueint : 0, asked[i].value);
     }
-    assert_null(mt_json_get_in_order(NULL, &(const cJSON *){NULL}, "a"));
+    assert_null(mt_json_index_get(&(struct mt_json_index){.object = NULL}, "a"));
+}
+
+/* As many as a model of a trillion parameters has tensors, in another order than they are asked for: a look-up that
+ * passes over all of them would take minutes here. */
+TEST(members_are_found_among_very_many)
+{
+    enum { N = 200000 };
+    MT_JSON_FREED cJSON *v = cJSON_CreateObject();
+    char key[32];
+    for (int i = 0; i < N; i++) {
+        snprintf(key, sizeof(key), "%d", i);
+        mt_json_add(v, key, cJSON_CreateNumber(i));
+    }
+    mt_json_add(v, "7", cJSON_CreateNumber(-1)); /* the first of equal keys is found, as by mt_json_get() */
+    MT_JSON_INDEX_FREED struct mt_json_index x = {.object = v};
+    for (int i = N; i-- > 0;) {
+        snprintf(key, sizeof(key), "%d", i);
+        assert_int_equal(mt_json_index_get(&x, key)->valueint, i);
+        snprintf(key, sizeof(key), "no %d", i);
+        assert_null(mt_json_index_get(&x, key));
+    }
 }
 
 static size_t live, left; /* blocks in use; allocations that still succeed */
