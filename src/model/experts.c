@@ -115,8 +115,7 @@ static struct span adapters_of(const struct mt_param *p)
     return s;
 }
 
-/* All experts of a model have the same shapes, those of a layer the same adapters. */
-static size_t gradient_elems(const struct mt_layout *l)
+size_t mt_expert_gradient_elems(const struct mt_layout *l)
 {
     size_t at[MT_EXPERT_MAX_PARAMS], adapters = 0;
     for (size_t i = 0; i < l->n_parts; i++)
@@ -130,7 +129,7 @@ static size_t gradient_elems(const struct mt_layout *l)
 static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *, mt_device *dev)
 {
     struct scratch s;
-    return lay_out_scratch(&s, p, dev, gradient_elems(p->layout), mt_model_sides(p, dev), NULL);
+    return lay_out_scratch(&s, p, dev, mt_expert_gradient_elems(p->layout), mt_model_sides(p, dev), NULL);
 }
 
 static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *, mt_device *dev)
@@ -303,7 +302,7 @@ static struct tile begin_expert(const struct mt_part_run *r, int expert, int sid
     mt_routing_layout(&t.routing, t.moe, mt_model_group_rows(&m->p), mt_value(r, MT_ROLE_ROUTING));
     t.adapters = adapters_of(p);
     t.adapters_at = lay_out_gradient(at, p);
-    lay_out_scratch(&t.s, &m->p, m->dev, gradient_elems(m->layout), m->n_sides, r->scratch);
+    lay_out_scratch(&t.s, &m->p, m->dev, m->expert_gradient, m->n_sides, r->scratch);
     t.grad = r->g ? r->g : mt_value(r, MT_ROLE_CAST) ? t.s.of[t.side].grad : NULL;
     for (int i = 0; i < MT_EXPERT_MAX_PARAMS; i++) {
         t.p[i] = p[i];
@@ -467,7 +466,7 @@ static int backward_expert(const struct mt_part_run *r, int i, const struct pass
                                                                                 sizeof(float)}, err);
     rc = rc ?: run_tiles(&t, expert, pass, sides, err);
     if (!rc && mt_value(r, MT_ROLE_CAST) && idle)
-        rc = mt_op_zero(m->dev, &(struct mt_zero){t.grad, gradient_elems(m->layout) * sizeof(float)}, err);
+        rc = mt_op_zero(m->dev, &(struct mt_zero){t.grad, m->expert_gradient * sizeof(float)}, err);
     return rc || !mt_value(r, MT_ROLE_CAST) ? rc : cast_gradients(&t, expert, err);
 }
 

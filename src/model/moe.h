@@ -55,6 +55,9 @@ static inline void *mt_moe_own_rows(const struct mt_part_run *r, enum mt_role ro
 enum { MT_EXPERT_TILE = 16384 };
 /** Rows of an expert that run at once, at most, with padding. */
 size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev);
+/** Elements of an expert's gradient, with those of its adapters: all experts of a model have the same shapes, those of a
+ * layer the same adapters, so that this is the most that any layer has. Passes over all parts. */
+size_t mt_expert_gradient_elems(const struct mt_layout *l);
 
 /** The factor of a row's contribution to that loss's gradient. */
 float mt_model_balance_scale(const mt_model *m);
