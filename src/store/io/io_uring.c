@@ -16,6 +16,7 @@
 
 enum {
     MAX_BUFFER = 1 << 30, /* the kernel registers no larger ones */
+    MAX_BYTES = 1 << 30,  /* of an operation: it has 32 bits for them, and moves at most 2 GiB at once */
     MAX_TRIES = 10000,    /* one per millisecond */
 };
 
@@ -188,7 +189,7 @@ static int uring_submit(mt_io *io, const struct mt_io_op *ops, int n)
         if (!sqe)
             return rc ?: -EBUSY;
         int b = find_buffer(u, op);
-        unsigned len = (unsigned)op->bytes;
+        unsigned len = (unsigned)MT_MIN(op->bytes, (size_t)MAX_BYTES);
         if (op->write && b >= 0)
             io_uring_prep_write_fixed(sqe, op->file, op->buf, len, op->offset, b);
         else if (op->write)

@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <dirent.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -15,6 +17,7 @@
 #include "base/philox.h"
 #include "hw/probe.h"
 #include "store/disk.h"
+#include "store/io/io.h"
 #include "test.h"
 
 enum { BYTES = 5 << 20, CHUNK = 64 << 10 };
@@ -158,6 +161,34 @@ enum { MANY = 200, PART = 24 << 10 };
 static void note_done(struct mt_disk_request *r)
 {
     __atomic_add_fetch((int *)r->ctx, 1, __ATOMIC_RELEASE);
+}
+
+/* The kernel has 32 bits for a request's bytes: a larger one must end short, not with none. */
+TEST(a_request_of_4_gib_is_not_one_of_none)
+{
+    const size_t bytes = (size_t)4 << 30;
+    const char *path = MT_PATH("%s/short", root);
+    MUST(mt_write_file, path, root, sizeof(root));
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    void *buf = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    assert_true(fd >= 0 && buf != MAP_FAILED);
+    for (enum mt_io_kind kind = MT_IO_URING; kind <= MT_IO_THREADS; kind++) {
+        mt_io *io = NULL;
+        struct mt_io_result r = {.res = -1};
+        const struct mt_io_op op = {.buf = buf, .bytes = bytes, .tag = buf};
+        if (kind == MT_IO_URING && !mt_hw_io_uring_allowed())
+            continue;
+        MUST(mt_io_create, &io, kind, 1, NULL);
+        MUST(io->backend->set_files, io, &fd, 1);
+        assert_int_equal(io->backend->submit(io, &op, 1), 0);
+        while (!io->backend->wait(io, &r, 1))
+            ;
+        assert_int_equal(r.res, sizeof(root));
+        mt_io_destroy(&io);
+    }
+    munmap(buf, bytes);
+    close(fd);
+    unlink(path);
 }
 
 TEST(many_requests_at_once_all_end)
