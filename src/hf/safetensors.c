@@ -290,8 +290,8 @@ static int open_shards(struct mt_st_model *m, const char *dir, const cJSON *map,
             return mt_fail(err, MT_ERR_INPUT, -EINVAL,
                            "%s: tensor \"%.100s\" names no file of this folder", index, v->string);
         bool known = !strcmp(v->valuestring, MT_ST_IN_BASE);
-        for (int i = 0; i < m->n_files; i++)
-            known |= !strcmp(m->files[i].name, v->valuestring);
+        for (int i = m->n_files; i-- > 0 && !known;) /* most are in the file of the one before */
+            known = !strcmp(m->files[i].name, v->valuestring);
         if (!known)
             rc = add_file(m, dir, v->valuestring, err);
     }
