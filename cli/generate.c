@@ -118,7 +118,7 @@ int cli_encode_prompts(struct cli_generation *p, struct mt_err *err)
     if (!rc && p->text.bytes && !p->ids_only)
         mt_warn("%s has no tokenizer: using the bytes of the prompt as tokens", p->model_dir);
     rc = rc ?: find_template(p, p->cfg->adapter.path, err);
-    p->n = (size_t)cJSON_GetArraySize(p->prompts);
+    rc = rc ?: mt_json_items(&p->record, &p->n, p->prompts, err);
     p->ids = mt_calloc(p->n, sizeof(*p->ids));
     if (!rc && !p->ids)
         rc = mt_fail_nomem(err, "prompts", p->n * sizeof(*p->ids));
@@ -208,6 +208,7 @@ void cli_generation_finish(struct cli_generation *p)
     for (size_t i = 0; p->ids && i < p->n; i++)
         mt_text_ids_finish(&p->ids[i]);
     free(p->ids);
+    free(p->record);
     free(p->tokens);
     cJSON_Delete(p->prompts);
     free(p->model_dir);
@@ -445,7 +446,7 @@ static int write_text(void *ctx, const struct cli_text *t, struct mt_err *err)
     const bool noisy = w->p->noise >= 0;
     size_t prompt = t->number / w->p->samples;
     mt_json_begin();
-    MT_JSON_FREED cJSON *o = cJSON_Duplicate(cJSON_GetArrayItem(w->p->prompts, (int)prompt), true);
+    MT_JSON_FREED cJSON *o = cJSON_Duplicate(w->p->record[prompt], true);
     static const char *const own[] = {"place", "completion", "completion_tokens", "finish_reason", "prompt_ids", "completion_ids",
                                       "logprobs", "temperature", "truncated", "sample", "noise"};
     for (size_t i = 0; i < MT_ARRAY_LEN(own); i++)

@@ -22,6 +22,7 @@ struct cli_generation {
     uint64_t *tokens;        /* of mt_texts */
     int64_t noise;           /* step of which each variant of the weights has all texts; -1: the weights as they are */
     cJSON *prompts;          /* array of records */
+    const cJSON **record;    /* [n] of `prompts` */
     struct mt_text_ids *ids; /* [n] of the prompts */
     size_t n, longest;       /* longest: tokens of a prompt */
     char *model_dir;

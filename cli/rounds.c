@@ -34,7 +34,9 @@ struct rounds {
     const struct mt_config *cfg;
     const char *dir;
     cJSON *prompts;
-    uint64_t n_prompts, per, steps; /* prompts of the file; steps of a round, of the run */
+    const cJSON **prompt;           /* [n_prompts] of them */
+    size_t n_prompts;               /* of the file */
+    uint64_t per, steps;            /* steps of a round, of the run */
     char *policy;                   /* newest checkpoint; NULL: none yet */
     char *base; /* what its adapters are added to, where earlier ones were merged; NULL: the model */
 };
@@ -144,7 +146,7 @@ static int write_prompts(const struct rounds *r, const struct batch *b, struct m
     for (uint64_t i = 0, at = b->at; i < b->n; i++, at++) {
         uint64_t k = mt_permute(at % r->n_prompts, r->n_prompts, (uint64_t)r->cfg->train.seed,
                                 STREAM_PROMPTS + at / r->n_prompts);
-        MT_JSON_FREED cJSON *o = cJSON_Duplicate(cJSON_GetArrayItem(r->prompts, (int)k), true);
+        MT_JSON_FREED cJSON *o = cJSON_Duplicate(r->prompt[k], true);
         cJSON_DeleteItemFromObjectCaseSensitive(o, "group");
         cJSON_AddNumberToObject(o, "group", (double)at);
         MT_FREED char *line = mt_json_print(o, false);
@@ -546,9 +548,9 @@ static int check(struct rounds *r, struct mt_err *err)
     const cJSON *o;
     if (!rc)
         cJSON_ArrayForEach(o, r->prompts)
-            if (!cJSON_IsObject(o) && ++r->n_prompts)
+            if (!cJSON_IsObject(o))
                 return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not each line is a JSON object", c->policy.prompts);
-    r->n_prompts = rc ? 0 : (uint64_t)cJSON_GetArraySize(r->prompts);
+    rc = rc ?: mt_json_items(&r->prompt, &r->n_prompts, r->prompts, err);
     if (!rc && !r->n_prompts)
         rc = mt_fail(err, MT_ERR_INPUT, -ENODATA, "%s has no prompts", c->policy.prompts);
     return rc ?: mt_mkdir_p(r->dir, err);
@@ -575,6 +577,7 @@ int cli_run_rounds(int *code, const struct cli *cli, const struct cli_args *args
         *code = 128 + caught;
     free(r.policy);
     free(r.base);
+    free(r.prompt);
     cJSON_Delete(r.prompts);
     return rc;
 }

@@ -37,7 +37,7 @@ static int print_record(void *ctx, const struct cli_text *t, struct mt_err *err)
 {
     const struct cli_generation *p = ctx;
     mt_json_begin();
-    MT_JSON_FREED cJSON *o = cJSON_Duplicate(cJSON_GetArrayItem(p->prompts, (int)t->number), true);
+    MT_JSON_FREED cJSON *o = cJSON_Duplicate(p->record[t->number], true);
     cJSON_DeleteItemFromObjectCaseSensitive(o, "place");
     cJSON_DeleteItemFromObjectCaseSensitive(o, "completion");
     cli_add_text(o, "completion", t->added, t->n_added);

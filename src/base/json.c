@@ -216,6 +216,16 @@ void mt_json_index_finish(struct mt_json_index *x)
     *x = (struct mt_json_index){.object = NULL};
 }
 
+int mt_json_items(const cJSON ***items, size_t *n, const cJSON *array, struct mt_err *err)
+{
+    size_t count = (size_t)cJSON_GetArraySize(array), at = 0;
+    int rc = MT_NEW(items, count, "a list", err);
+    for (const cJSON *v = rc ? NULL : array->child; v; v = v->next)
+        (*items)[at++] = v;
+    *n = rc ? 0 : count;
+    return rc;
+}
+
 /* Replaces numbers by raw text that reads back exactly. */
 static bool make_exact(cJSON *v)
 {

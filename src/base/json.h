@@ -68,6 +68,9 @@ const cJSON *mt_json_index_get(struct mt_json_index *x, const char *key);
 #define MT_JSON_INDEX_FREED __attribute__((cleanup(mt_json_index_finish)))
 void mt_json_index_finish(struct mt_json_index *x);
 
+/** The items of an array, whose look-up by number passes over all before it; the caller frees the list, not them. */
+int mt_json_items(const cJSON ***items, size_t *n, const cJSON *array, struct mt_err *err);
+
 /**
  * Replaces *text, an object in JSON (`name` in messages), by what edit(object, arg) makes of it, printed pretty. On
  * failure (-EINVAL: no JSON; -ENOMEM) *text is as it was.

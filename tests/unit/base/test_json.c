@@ -155,6 +155,19 @@ TEST(members_are_found_among_very_many)
     }
 }
 
+TEST(items_are_listed_in_their_order)
+{
+    MT_JSON_FREED cJSON *v = cJSON_CreateArray();
+    MT_FREED const cJSON **item = NULL;
+    size_t n = 0;
+    for (int i = 0; i < 3; i++)
+        mt_json_append(v, cJSON_CreateNumber(i));
+    MUST(mt_json_items, &item, &n, v);
+    assert_int_equal(n, 3);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(item[i]->valueint, i);
+}
+
 static size_t live, left; /* blocks in use; allocations that still succeed */
 
 static void *counted_malloc(size_t n)
