@@ -208,7 +208,8 @@ bool mt_packing_share_factor(const struct mt_layout *l, const struct mt_tensor *
                                         ".q_a_proj.kv_a_proj_with_mqa.", ".in_proj_qkv.in_proj_z."};
     char own[64], other[64];
     size_t dot = 0;
-    if (a == b || l->units[a->unit].layer != l->units[b->unit].layer || b->n_dims != 2 || b->adapter)
+    bool near = l->units[a->unit].layer == l->units[b->unit].layer && a->expert == b->expert;
+    if (a == b || !near || b->n_dims != 2 || b->adapter)
         return a == b;
     for (size_t i = 0; a->name[i] && a->name[i] == b->name[i]; i++)
         dot = a->name[i] == '.' ? i : dot;

@@ -63,6 +63,21 @@ static int read_piece(void *ctx, const struct mt_tensor *t, size_t at, size_t n,
     return rc ?: mt_sources_check_finite(l->dir, t->name, at, buf, n, err);
 }
 
+/* The tensors [first, end) of the unit's layer, whose units follow each other. */
+struct span {
+    size_t first, end;
+};
+
+static struct span layer_of(const struct mt_layout *l, size_t unit)
+{
+    const struct mt_unit *u = &l->units[unit], *last = u;
+    while (u > l->units && u[-1].layer == u->layer)
+        u--;
+    while (last + 1 < l->units + l->n_units && last[1].layer == u->layer)
+        last++;
+    return (struct span){u->first_tensor, last->first_tensor + last->n_tensors};
+}
+
 /* Before a matrix is packed as NVFP4: the largest magnitude of it and of those that must have its factor, in a first
  * pass; once for all of them. */
 static int find_largest(struct loader *l, const struct mt_tensor *t, struct mt_err *err)
@@ -75,7 +90,8 @@ static int find_largest(struct loader *l, const struct mt_tensor *t, struct mt_e
     mt_summer_begin(&l->summer);
     l->measured = t;
     l->largest = 0;
-    for (const struct mt_tensor *of = l->l->tensors; of < l->l->tensors + l->l->n_tensors && !rc; of++)
+    const struct span near = layer_of(l->l, t->unit);
+    for (const struct mt_tensor *of = l->l->tensors + near.first; of < l->l->tensors + near.end && !rc; of++)
         for (size_t at = 0; at < of->n && !rc && mt_packing_share_factor(l->l, t, of); at += PIECE) {
             size_t n = MT_MIN((size_t)PIECE, of->n - at);
             rc = read_piece(l, of, at, n, buf, err);
