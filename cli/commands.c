@@ -172,8 +172,8 @@ static const struct cli_option inspect_options[] = {
     END};
 static const struct cli_option export_options[] = {
     {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights. Adapters are always f32. With --quantize: of what is not packed."},
-    {"quantize", 0, "FORMAT", "Pack the layers' matrices, as transformers and vLLM read them: nf4 (bitsandbytes, dense models), fp8 (blocks of "
-                            "128x128), int4, mxfp4 or nvfp4 (compressed-tensors); of gpt-oss the experts: mxfp4."},
+    {"quantize", 0, "FORMAT", "Pack the layers' matrices, as transformers and vLLM read them: nf4 (bitsandbytes, dense models; transformers alone), "
+                            "fp8 (blocks of 128x128), int4, mxfp4 or nvfp4 (compressed-tensors); of gpt-oss the experts: mxfp4."},
     {"eval", 0, "CONFIG.ini", "Then print the loss on its evaluation data, before and after."},
     {"fold-scales", 0, NULL, "Of adapters: one rank and a scale of 1 for all modules, for programs that read no rank_pattern and "
                              "alpha_pattern (vLLM). Scales go into lora_B, smaller ranks get zeros."},
