@@ -43,13 +43,12 @@ static int check_loss(double loss, const char *of, struct mt_err *err)
 /* What an objective weighs is no mean of the tokens' losses, of which there is a perplexity. */
 static void print_loss(const struct mt_eval_report *r, bool json)
 {
-    if (r->objective->weights && r->measures[0].n > 0)
-        printf(json ? "{\"loss\": %.17g, \"accuracy\": %.17g, \"tokens\": %llu}\n" : "loss %.6f  accuracy %.4f  tokens %llu\n",
-               r->loss, r->accuracy, (unsigned long long)r->n_loss);
-    else
-        printf(json ? "{\"loss\": %.17g, \"perplexity\": %.17g, \"accuracy\": %.17g, \"tokens\": %llu}\n"
-                    : "loss %.6f  perplexity %.4f  accuracy %.4f  tokens %llu\n",
-               r->loss, exp(r->loss), r->accuracy, (unsigned long long)r->n_loss);
+    bool weighed = r->objective->weights && r->measures[0].n > 0;
+    printf(json ? "{\"loss\": %.17g" : "loss %.6f", r->loss);
+    if (!weighed)
+        printf(json ? ", \"perplexity\": %.17g" : "  perplexity %.4f", exp(r->loss));
+    printf(json ? ", \"accuracy\": %.17g, \"tokens\": %llu}\n" : "  accuracy %.4f  tokens %llu\n", r->accuracy,
+           (unsigned long long)r->n_loss);
     for (size_t i = 0; i < r->n_sets; i++) {
         const struct mt_eval_of_set *e = &r->sets[i];
         printf(json ? "{\"set\": \"%s\", \"loss\": %.17g, \"perplexity\": %.17g, \"accuracy\": %.17g, \"tokens\": %llu}\n"
