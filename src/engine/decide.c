@@ -71,9 +71,12 @@ static const char *bad_router(const mt_engine *e, size_t first, size_t end)
 {
     const char *bad = NULL;
     const struct mt_unit *unit = e->b.layout->units;
-    for (size_t u = first; u < end; u++)
-        for (size_t i = 0; i < e->n_lanes && !bad && (u == first || unit[u].layer != unit[u - 1].layer); i++)
-            bad = mt_model_bad_router(e->lane[i].b.model, unit[u].layer); /* NULL: the lane does not route its rows */
+    for (size_t u = first; u < end; u++) {
+        if (u > first && unit[u].layer == unit[u - 1].layer)
+            continue;
+        for (size_t i = 0; i < e->n_lanes && !bad; i++) /* those that do not route its rows have none at fault */
+            bad = mt_model_bad_router(e->lane[i].b.model, unit[u].layer);
+    }
     return bad;
 }
 
