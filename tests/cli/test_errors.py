@@ -27,6 +27,7 @@ def check(name, args, code, *words, env=None, limit=None):
     if p.returncode != code or missing:
         FAILED.append(name)
         print(f"FAIL {name}: exit {p.returncode} (expected {code}), missing {missing}:\n{said[-600:]}")
+    return said
 
 
 def safetensors(path, header, data=b"", length=None):
@@ -273,7 +274,9 @@ def machine_cases(tmp, model, data):
     ini = write_ini(os.path.join(tmp, "x.ini"), base(model, data, os.path.join(tmp, "o1"), memory__device_budget="100KiB"))
     check("device budget", ["-q", "run", ini], 4, "device budget", "at least")
     ini = write_ini(os.path.join(tmp, "x.ini"), base(model, data, os.path.join(tmp, "o2"), memory__host_budget="1MiB"))
-    check("host budget", ["-q", "run", ini], 4, "will not fit", "memory.host_budget", "short")
+    said = check("host budget", ["-q", "run", ini], 4, "will not fit", "memory.host_budget", "short")
+    wanted, allowed, gap = (float(x) for x in re.findall(r"([\d.]+) MiB", said))
+    assert allowed == 1 and abs(wanted - allowed - gap) < 0.02, said
     ini = write_ini(os.path.join(tmp, "x.ini"), base(model, data, "/proc/nowhere/out"))
     check("output cannot be made", ["-q", "run", ini], 1, "/proc/nowhere")
     check("a path that is too long", ["-q", "run", ini, "--out", os.path.join(tmp, *["d" * 200] * 20)], 1, "cannot create")
