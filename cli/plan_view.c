@@ -107,6 +107,7 @@ static int load_local(struct plan_view *v, const struct mt_plan_limits *limits, 
     int rc = mt_measure_device(&dev, &p, 0, err);
     rc = rc ?: mt_hw_resident(&v->request.resident, err)
             ?: mt_machine_load(&v->machine, mt_device_limits(dev), n, &v->unmeasured);
+    v->request.makes_products = dev && mt_device_limits(dev)->makes_products;
     if (rc == -ENOENT || rc == -ESTALE) { /* memory needs no rates */
         v->machine = (struct mt_machine){.cpu = mt_device_limits(dev)->shares_host_memory};
         snprintf(v->machine.name, sizeof(v->machine.name), "%s", mt_device_limits(dev)->name);

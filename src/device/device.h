@@ -47,6 +47,7 @@ struct mt_device_limits {
     size_t budget_bytes;   /* most bytes of all allocations */
     int n_threads;
     bool native_bf16;      /* matrix products in bf16 are faster than in f32 */
+    bool makes_products;   /* cpu: those are by code that is made for each shape met, and kept */
     int capability;        /* cuda: compute capability, 89 for 8.9; 0: not known */
     int multiprocessors;   /* cuda; 0: not known */
     bool e4m3;             /* there are matrix products in FP8 */

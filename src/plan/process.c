@@ -9,6 +9,8 @@ enum {
     MIB = 1 << 20,
     LISTS = 7 * MIB / 2,        /* programs, events, metrics; pages of tokens */
     CODE = 8 * MIB,             /* pages of libraries, generated code and thread caches not touched at first */
+    CODE_OF_LENGTH = 128 * KIB, /* of products that are made for each number of rows */
+    CODE_OF_LENGTHS = 24 * MIB, /* of all that are kept */
     STACK = 32 * KIB,           /* used by a thread */
     OWN_THREADS = 12,           /* of queues and data; compute and optimizer threads come on top */
     TENSOR = 768,               /* names, and entries in lists of files read and written */
@@ -29,14 +31,22 @@ static uint64_t packing_bytes(const struct mt_tensor *t)
     return MT_MAX(read, 9 * MT_MIN((uint64_t)t->n, (uint64_t)MIB)) + t->n / 16;
 }
 
-uint64_t mt_plan_loading_bytes(const struct mt_layout *layout)
+/* The library keeps code for each number of rows that it has met, which rows of several lengths bring. */
+static uint64_t product_bytes(const struct mt_plan_request *r)
 {
+    bool makes = r->makes_products && r->numerics.dtype == MT_BF16;
+    return makes ? MT_MIN((uint64_t)r->numerics.seq_len * CODE_OF_LENGTH, (uint64_t)CODE_OF_LENGTHS) : 0;
+}
+
+uint64_t mt_plan_loading_bytes(const struct mt_plan_request *r)
+{
+    const struct mt_layout *layout = r->layout;
     uint64_t largest = 0, packing = 0;
     for (const struct mt_tensor *t = layout->tensors; t < layout->tensors + layout->n_tensors; t++) {
         largest = MT_MAX(largest, (uint64_t)t->n * 4);
         packing = MT_MAX(packing, t->packed ? packing_bytes(t) : 0);
     }
-    return MT_MIN(largest, (uint64_t)SAVED_PIECE) + packing;
+    return MT_MIN(largest, (uint64_t)SAVED_PIECE) + MT_MAX(packing, product_bytes(r));
 }
 
 uint64_t mt_plan_process_bytes(const struct mt_plan_request *r, uint64_t tokens_per_step)
@@ -46,7 +56,7 @@ uint64_t mt_plan_process_bytes(const struct mt_plan_request *r, uint64_t tokens_
         return r->process;
     return (r->resident ? r->resident : UNKNOWN + threads * UNKNOWN_THREAD) + LISTS + CODE +
            (2 * threads + OWN_THREADS) * STACK + r->layout->n_tensors * TENSOR + tokens_per_step * TOKEN +
-           (r->loading ? r->loading : mt_plan_loading_bytes(r->layout));
+           (r->loading ? r->loading : mt_plan_loading_bytes(r));
 }
 
 uint64_t mt_plan_drive_bytes(const struct mt_layout *layout)

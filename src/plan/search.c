@@ -275,7 +275,7 @@ static int try_backward(struct mt_plan_choice *out, const struct mt_plan_request
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct mt_plan_request t = *r;
-    t.loading = mt_plan_loading_bytes(r->layout); /* halves have the same tensors */
+    t.loading = mt_plan_loading_bytes(r); /* halves have the same tensors */
     if (t.placement.update == MT_UPDATE_BACKWARD)
         return try_backward(out, &t, false, err);
     bool open = mt_plan_orders(&t);

@@ -23,8 +23,9 @@ struct mt_plan_request {
     uint64_t drive_room[MT_MAX_LANES]; /* of several hosts: bytes that each one's drives may take; 0: unknown, 1: none */
     size_t docs_per_row;           /* upper bound */
     uint64_t resident;    /* bytes that the process has in memory already; 0: unknown */
+    bool makes_products;  /* of the device, which is here (struct mt_device_limits) */
     uint64_t process;     /* of several hosts: the first one's mt_plan_process_bytes(), so that all divide as much; 0: own */
-    uint64_t loading;     /* mt_plan_loading_bytes() of the layout; 0: computed each time */
+    uint64_t loading;     /* mt_plan_loading_bytes(); 0: computed each time */
     uint64_t disk_budget; /* 0: what the machine's drives hold */
     int drives;           /* 0: nothing may be on the disk */
     double link_gbps;
@@ -125,7 +126,8 @@ size_t mt_plan_changes(struct mt_plan_change *out, size_t max, const struct mt_p
  * tokens of the steps under way, a piece of a tensor that is being saved. Or what the request says (r->process).
  */
 uint64_t mt_plan_process_bytes(const struct mt_plan_request *r, uint64_t tokens_per_step);
-/** Of that, what a tensor takes that is being loaded or saved: a mixture has tens of thousands. */
-uint64_t mt_plan_loading_bytes(const struct mt_layout *layout);
+/** Of that, what a tensor takes that is being loaded or saved (a mixture has tens of thousands), and after loading the
+ * code of products. */
+uint64_t mt_plan_loading_bytes(const struct mt_plan_request *r);
 /** Additional memory if anything is on drives: requests, and the longer lists of steps that make them. */
 uint64_t mt_plan_drive_bytes(const struct mt_layout *layout);

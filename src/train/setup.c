@@ -79,6 +79,7 @@ static int open_devices(struct mt_setup *s, const struct mt_plan_limits *limits,
         if (!rc && !mt_device_adopt_products(*dev, products.p ? products.p : ""))
             rc = mt_fail_nomem(err, "the choices of algorithms", products.len);
     }
+    s->request.makes_products = !rc && mt_device_limits(s->dev[0])->makes_products;
     return rc || !warm ? rc : mt_hw_resident(&s->request.resident, err);
 }
 

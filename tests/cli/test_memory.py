@@ -104,6 +104,13 @@ def check(tmp, dtype, shape, budget, least_state, slack=0):
     keeps_the_table(promised, peak, slack)
 
 
+def check_lengths(tmp, shape, budget):
+    """Rows of hundreds of lengths: a library that makes code for each keeps much of it."""
+    _, promised, peak = measure(tmp, "lengths", shape, "bf16", budget, train__steps=100)
+    print(f"lengths: promised {promised / 2**20:.1f} MiB, measured {peak / 2**20:.1f} MiB", flush=True)
+    keeps_the_table(promised, peak, SLACK)
+
+
 def check_mixture(tmp, dtype, shape, budget, slack=0):
     """Experts whose state is twenty times the device budget, in groups of four."""
     rows, promised, peak = measure(tmp, "mixture", shape, dtype, budget, make=mixture, memory__expert_group=4)
@@ -163,7 +170,7 @@ def check_packed(tmp, layers, hidden, ffn, budget, seq_len, slack=0):
     if layers > 100: # packing so much takes minutes
         write_zeros(model, layers, hidden, ffn, nf4=True)
         read = dict(model__init="weights", data__eval="") # an evaluation would take as long as the step
-    rows, promised, peak, trained = run_adapters(tmp, "nf4", model, budget, seq_len, **(read or dict(model__base_dtype="nf4")))
+    rows, promised, peak, trained = run_adapters(tmp, f"nf4-{layers}", model, budget, seq_len, **(read or dict(model__base_dtype="nf4")))
     packed, n = rows["host", "frozen weights (packed)"], matrices(layers, hidden, ffn)
     own = sum(v for (tier, use), v in rows.items() if tier == "host" and use.startswith(("weights", "first", "second", "grad")))
     print(f"nf4: {packed / 1e9:.2f} GB, {packed / n:.4f} bytes a parameter; adapters {own / trained:.1f}; device budget {budget} MiB, "
@@ -234,6 +241,7 @@ def main(tmp):
         check_disk(tmp, "bf16", large, 100, 512)
         check_mixture(tmp, "bf16", (512, 512, 64), 100)
         check_packed(tmp, 150, 2048, 6144, 256, 16) # 4 GB
+        check_lengths(tmp, (192, 512, 512), 60)
     else:
         small = (192, 512, 64)
         for dtype in sys.argv[1:]:

@@ -194,7 +194,7 @@ static int create_bf16_gemm(struct mt_cpu_device *d, struct mt_err *err)
         return mt_fail_nomem(err, "bf16 products", n * sizeof(*d->bf16_gemm));
     for (size_t i = 0; i < n && !rc; i++)
         rc = mt_cpu_bf16_gemm_create(&d->bf16_gemm[i], err);
-    d->base.limits.native_bf16 = d->bf16_gemm[0] != NULL;
+    d->base.limits.native_bf16 = d->base.limits.makes_products = d->bf16_gemm[0] != NULL;
     return rc;
 }
 
