@@ -458,6 +458,41 @@ static void find_names(struct mt_hf_config *c, const char *dir)
     }
 }
 
+static const struct mt_st_tensor *find_ending(const struct mt_st_model *st, const char *end)
+{
+    for (size_t i = 0; i < st->n_tensors; i++)
+        if (mt_ends_with(st->tensors[i].name, end))
+            return &st->tensors[i];
+    return NULL;
+}
+
+static bool are_equal(const struct mt_st_model *st, const struct mt_st_tensor *a, const struct mt_st_tensor *b)
+{
+    enum { PIECE = 8192 };
+    float x[PIECE], y[PIECE];
+    bool equal = a->n_elems == b->n_elems;
+    for (size_t at = 0; equal && at < a->n_elems; at += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, a->n_elems - at);
+        equal = !mt_st_read_f32(st, a, at, n, x, NULL) && !mt_st_read_f32(st, b, at, n, y, NULL) &&
+                !memcmp(x, y, n * sizeof(*x));
+    }
+    return equal;
+}
+
+/* A head that is not the embedding counts, as in transformers 5: a class's default of tie_word_embeddings need not be what
+ * the files are (Mistral Small 3.2). */
+static void find_head(struct mt_hf_config *c, const char *dir)
+{
+    MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
+    if (!c->tied || mt_st_open_dir(&st, dir, NULL))
+        return;
+    const struct mt_st_tensor *table = find_ending(&st, "embed_tokens.weight"), *head = find_ending(&st, "lm_head.weight");
+    c->tied = !table || !head || are_equal(&st, table, head);
+    if (!c->tied)
+        mt_warn("%s: %s differs from the embedding, so that it is used, though \"tie_word_embeddings\" of config.json is true or "
+                "absent: set it to false, for programs that go by it", dir, head->name);
+}
+
 static void find_experts(struct mt_hf_config *c, const char *dir)
 {
     MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
@@ -495,6 +530,8 @@ int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *
         read_generation_eos(out, dir);
     if (!rc)
         find_names(out, dir);
+    if (!rc)
+        find_head(out, dir);
     if (!rc)
         find_experts(out, dir);
     return rc;

@@ -51,7 +51,7 @@ struct mt_hf_config {
     const struct mt_text_names *names;      /* how its tensors begin in files and modules */
     int64_t input_token[MT_MAX_INPUT_TOKENS]; /* nested: ids that stand for images and the like; such data is refused */
     int n_input_tokens;
-    bool tied;                              /* tie_word_embeddings */
+    bool tied;                              /* tie_word_embeddings, unless the files have another head */
     double embed_scale;                     /* embeddings are multiplied by it, as rounded to the compute dtype */
     struct mt_norm_spec norm;               /* of the last norm */
     struct mt_norm_spec router_norm;        /* of routers with one of their own (mt_moe.router_norm) */

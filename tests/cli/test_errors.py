@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-from tiny import BINARY, base, config, megatrain, read_safetensors, write_data, write_ini, write_model
+from tiny import BINARY, base, config, megatrain, read_safetensors, write_data, write_ini, write_model, write_safetensors
 
 FAILED = []
 RUN = []
@@ -216,8 +216,14 @@ def weight_value_cases(tmp, data):
     open(path, "wb").write(raw[:-256] + 64 * struct.pack("<f", 3e38))
     check("a text that overflows", ["sample", "--model", good, "--prompt", "a"], 6, "logits of text 0 are not finite")
     open(path, "wb").write(raw)
+    evaluate = ["eval", ini, "--set", f"data.eval={data}"]
+    untied = megatrain(*evaluate).stdout
     write_model(good, config("llama", num_hidden_layers=1, tie_word_embeddings=True))
-    check("a head beside tied embeddings", ["run", ini, "--force"], 0, "lm_head.weight is ignored, the embeddings are tied")
+    assert megatrain(*evaluate).stdout == untied
+    check("a head of their own beside tied embeddings", evaluate, 0, "lm_head.weight differs from the embedding, so that it is used")
+    tensors = read_safetensors(path)
+    write_safetensors(path, {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]})
+    check("the embedding again beside tied embeddings", ["run", ini, "--force"], 0, "lm_head.weight is ignored, the embeddings are tied")
 
 
 def data_cases(tmp, model):
