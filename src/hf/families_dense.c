@@ -223,6 +223,7 @@ static const struct mt_family families[] = {
         "SmolLM3ForCausalLM", "smollm3",
         .n_kv_heads = 4,
         .windows = MT_WINDOW_BY_FLAG,
+        .refused_flags = {"use_sliding_window"}, /* then layers that do not rotate have windows */
         .ropes = MT_ROPE_BY_LIST,
         .rope_theta = 2e6,
         .max_pos = 32768,

@@ -61,7 +61,7 @@ bool mt_keys_bool(struct mt_keys *k, const char *key, bool def)
 {
     const cJSON *v = mt_keys_find(k, key);
     if (!v)
-        return def;
+        return def && !mt_keys_is_null(k, key); /* Python's None counts as False */
     if (!cJSON_IsBool(v)) {
         mt_keys_refuse(k, key, "must be true or false");
         return def;

@@ -8,8 +8,9 @@
 #include "base/err.h"
 
 /**
- * Reads keys of an untrusted JSON object. A key that is absent or null has its default; one of the wrong type or out of
- * bounds is refused by name (MT_ERR_INPUT) and read as its default. The first failure is kept.
+ * Reads keys of an untrusted JSON object. A key that is absent or null has its default, but a null flag is false, as in
+ * Python; one of the wrong type or out of bounds is refused by name (MT_ERR_INPUT) and read as its default. The first
+ * failure is kept.
  */
 struct mt_keys {
     const cJSON *root;

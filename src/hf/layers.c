@@ -104,12 +104,10 @@ static void read_rotated(struct mt_keys *r, const struct mt_hf_config *c, const 
     const char *key = by_theta ? "layer_rope_theta" : "no_rope_layers";
     int64_t interval = mt_keys_int(r, "no_rope_layer_interval", 4, 1, MT_MAX_LAYERS);
     const cJSON *v = by_list ? mt_keys_of_layers(r, key, c->n_layers) : NULL;
-    bool any = false, by_type = c->family->ropes == MT_ROPE_BY_TYPE && rotates(r);
-    for (int64_t i = 0; i < c->n_layers; i++)
-        any |= window[i] > 0;
+    bool by_type = c->family->ropes == MT_ROPE_BY_TYPE && rotates(r), all = mt_keys_is_null(r, "sliding_window");
     for (int64_t i = 0; i < c->n_layers; i++) {
         int64_t counted = by_theta ? c->n_layers - 1 - i : i + 1;
-        of[i] = c->family->ropes == MT_ROPE_OF_WINDOWS         ? !any || window[i]
+        of[i] = c->family->ropes == MT_ROPE_OF_WINDOWS         ? all || window[i]
                 : c->family->ropes == MT_ROPE_OF_WINDOWS_ALONE ? window[i] != 0
                 : c->family->ropes == MT_ROPE_BY_TYPE          ? by_type
                 : c->family->ropes == MT_ROPE_NEVER            ? false

@@ -100,8 +100,8 @@ static void read_numbers(struct mt_rope_config *r, const struct mt_family *f, co
     r->mscale_all_dim = mt_json_number(p, "mscale_all_dim", 0);
     r->attention_factor = mt_json_number(p, "attention_factor", -1);
     r->truncate = !cJSON_IsFalse(get(p, "truncate"));
-    double orig = mt_json_number(p, "original_max_position_embeddings",
-                         mt_json_number(root, "original_max_position_embeddings", (double)r->max_pos));
+    double orig = mt_json_number(root, "original_max_position_embeddings",
+                         mt_json_number(p, "original_max_position_embeddings", (double)r->max_pos));
     r->original_max_pos = orig >= 1 && orig < 0x1p40 ? (int64_t)orig : 0;
 }
 

@@ -116,6 +116,8 @@ TEST(null_is_absent_but_for_heads_and_the_window)
     assert_int_equal(layer(0)->n_kv_heads, 4); /* its class has 8 */
     take("\"architectures\": [\"MiniMaxM2ForCausalLM\"], \"num_key_value_heads\": 2, \"head_dim\": null, " SHAPE);
     assert_int_equal(layer(0)->head_dim, 16); /* its class has 128 */
+    take(MIXTURE("DeepseekV3ForCausalLM") ", \"norm_topk_prob\": null"); /* Python's None counts as False */
+    assert_true(cfg.moe.renorm == MT_MOE_NO_RENORM);
 }
 
 TEST(windows_follow_their_family)
@@ -342,10 +344,13 @@ TEST(windows_and_rotations_by_rule)
     assert_true(layer(2)->rope == 0 && layer(3)->rope == MT_NO_ROPE);
     refuse("\"architectures\": [\"SmolLM3ForCausalLM\"], \"num_key_value_heads\": 2, \"no_rope_layers\": [1], " SHAPE,
            "no_rope_layers");
+    refuse("\"model_type\": \"smollm3\", \"use_sliding_window\": true, \"sliding_window\": 5, " SHAPE, "use_sliding_window");
     take("\"architectures\": [\"Exaone4ForCausalLM\"], \"num_key_value_heads\": 2, \"sliding_window\": 5, " SHAPE);
     assert_true(layer(2)->rope == 0 && layer(2)->window == 5 && layer(3)->rope == MT_NO_ROPE && !layer(3)->window);
     take("\"architectures\": [\"Exaone4ForCausalLM\"], \"num_key_value_heads\": 2, \"sliding_window\": null, " SHAPE);
     assert_true(layer(0)->rope == 0 && layer(3)->rope == 0 && !layer(0)->window);
+    take("\"model_type\": \"exaone4\", \"num_key_value_heads\": 2, \"sliding_window\": 5, \"sliding_window_pattern\": 1, " SHAPE);
+    assert_true(layer(0)->rope == MT_NO_ROPE && !layer(0)->window); /* no layer has a window, though there is one */
     take("\"architectures\": [\"GraniteForCausalLM\"], \"residual_multiplier\": 0.22, \"logits_scaling\": 8, "
          "\"embedding_multiplier\": 12, \"attention_multiplier\": 0.015625, " SHAPE);
     assert_true(layer(0)->residual == 0.22 && cfg.logit_scale == 0.125 && cfg.embed_scale == 12);

@@ -120,6 +120,8 @@ TEST(reach_is_what_scaling_makes_of_it)
         {"\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}", 8192},
         {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": 3072}", 12288},
         {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": 1024}", 4096},
+        {"\"original_max_position_embeddings\": 2048, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, "
+         "\"original_max_position_embeddings\": 1024}", 8192}, /* the one beside the object counts */
         {"\"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8, \"original_max_position_embeddings\": 1024}", 4096},
     };
     mt_log_set_sink(quiet);
