@@ -135,22 +135,25 @@ def call(function, name, line):
     return node.set_lineno(line)
 
 
-def instrument(body):
-    """Adds the calls to all loops whose output is printed directly, not captured."""
+def instrument(body, depth=0):
+    """Adds the calls to all loops whose output is printed directly, not captured. What a loop within a loop gives a name may be a later
+    message, whose words it prints: the answer of a tool, in the turn of the call (Gemma 4)."""
     done = []
     for node in body:
         if isinstance(node, nodes.For) and not node.recursive:
             names = [n.name for n in node.target.find_all(nodes.Name)]
             names = [node.target.name] if isinstance(node.target, nodes.Name) else names
-            node.body = [call(ENTER, n, node.lineno) for n in names] + instrument(node.body)
+            node.body = [call(ENTER, n, node.lineno) for n in names] + instrument(node.body, depth + 1)
             done += [call(PUSH, None, node.lineno), node, call(LEAVE, None, node.lineno)]
             continue
         if isinstance(node, nodes.If):
-            node.body, node.else_ = instrument(node.body), instrument(node.else_)
-            node.elif_ = instrument(node.elif_)
+            node.body, node.else_ = instrument(node.body, depth), instrument(node.else_, depth)
+            node.elif_ = instrument(node.elif_, depth)
         elif isinstance(node, (nodes.With, nodes.Scope)):
-            node.body = instrument(node.body)
+            node.body = instrument(node.body, depth)
         done.append(node)
+        if depth > 1 and isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name):
+            done.append(call(ENTER, node.target.name, node.lineno))
     return done
 
 
@@ -258,6 +261,9 @@ class ChatTemplate:
         except Exception as e:
             raise DataError(f"{self.name} cannot render a simple conversation, so that the assistant's part "
                             f"cannot be found: {e}; mark it with {{% generation %}}") from None
+        if not prompt.startswith(before):  # what is no prompt ends with a token instead (Phi-3)
+            shorter = [before[:-len(e)] for e in self.ends if before.endswith(e)]
+            before = next((b for b in shorter if prompt.startswith(b)), before)
         at = [m.end() for m in re.finditer(asked, two)], [m.start() for m in re.finditer(answered, two)]
         if len(at[0]) != 2 or len(at[1]) != 2:
             raise DataError(f"{self.name} does not print the turns of a conversation as they are; mark the "
@@ -281,6 +287,8 @@ class ChatTemplate:
         if places:
             at_, _, token = min(places)
             end = after[0][:at_ + len(token)]
+            eos = self.special.get("eos_token") or ""
+            end += eos if after[0].startswith(end + eos) else ""  # the answer's end, and the turn's (Command R7B)
             if after[1] and not after[1].startswith(end):
                 end = ""  # the last turn ends differently: decide for each region
         self._ended_by_next = bool(places) and not after[1] and after[0].startswith(end)

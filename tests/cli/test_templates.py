@@ -52,6 +52,12 @@ TEMPLATES = {
                    None),  # cannot render two turns alone: said so
     "parts of a content": ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in [m.content] %}{{ c }}{% endfor %}<|im_end|>\n{% endfor %}"
                            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}", ["A1<|im_end|>", "A2<|im_end|>"]),
+    # what is no prompt ends with a token instead (Phi-3)
+    "an end for the prompt's header": ("{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|im_end|>' }}{% endfor %}"
+                                       "{{ '<|assistant|>' if add_generation_prompt else eos_token }}", ["A1<|im_end|>", "A2<|im_end|>"]),
+    # the answer ends, and then the turn (Command R7B)
+    "two ends": ("{% for m in messages %}{{ '<' + m.role + '>' + m.content + ('<|im_end|>' if m.role == 'assistant' else '') + eos_token }}{% endfor %}"
+                 "{{ '<assistant>' if add_generation_prompt else '' }}", ["A1<|im_end|></s>", "A2<|im_end|></s>"]),
     "marked": ("{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }};{% endgeneration %}{% else %}{{ m.content }}"
                "{% endif %}\n{% endfor %}", ["A1;", "A2;"]),
 }
@@ -98,6 +104,17 @@ def a_turn_may_end_with_the_header_of_the_next():
     assert got[1].startswith("\n<think>T</think>\n<tool_call>weather\n<arg_key>city") and got[1].endswith("</tool_call><|observation|>"), got
 
 
+def a_call_and_its_result_may_share_a_turn():
+    """Gemma 4: the results of tools are printed with the call, by a loop within that over messages, and are not trained."""
+    t = T.ChatTemplate("{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content }}{% for k in range(loop.index0 + 1, messages|length) %}"
+                       "{% if messages[k].role == 'tool' and m.tool_calls %}{% set follow = messages[k] %}[{{ follow.content }}]{% endif %}{% endfor %}"
+                       "{% if not m.tool_calls %}<|im_end|>{% endif %}{% endif %}{% endfor %}", {}, ["<|im_end|>"], "gemma4")
+    messages = [{"role": "user", "content": "U"}, {"role": "assistant", "content": "C", "tool_calls": [1]},
+                {"role": "tool", "content": "R"}, {"role": "assistant", "content": "A"}]
+    assert t.render(messages).text == "<user>U<|im_end|><assistant>C[R]<assistant>A<|im_end|>"
+    assert trained(t, messages) == ["C", "A<|im_end|>"], trained(t, messages)
+
+
 for name, (source, want) in TEMPLATES.items():
     t = T.ChatTemplate(source, SPECIAL, ENDS, name)
     if want is None:
@@ -126,6 +143,7 @@ for source in ("{{ messages.__class__.__mro__ }}", "{{ messages[0].__class__ }}"
 print("ok the sandbox holds")
 harmony_says_the_date_and_forgets_thoughts()
 a_turn_may_end_with_the_header_of_the_next()
+a_call_and_its_result_may_share_a_turn()
 
 
 # --- templates and data of strangers: limits of time and memory, and names that data may not take
