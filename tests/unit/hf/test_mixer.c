@@ -107,6 +107,7 @@ TEST_WITH(mamba_that_is_not_supported_is_refused, granite, NULL)
     refuse(GRANITE("\"mamba_n_heads\": 8, \"mamba_n_groups\": 3"), "\"mamba_n_groups\"", "does not divide");
     refuse(GRANITE("\"mamba_n_heads\": 8, \"mamba_d_head\": 24"), "\"mamba_expand\"", "width of all heads");
     refuse(GRANITE("\"mamba_n_heads\": 8, \"mamba_proj_bias\": true"), "\"mamba_proj_bias\"", "must not be true");
+    refuse(GRANITE("\"mamba_n_heads\": 8, \"hidden_act\": \"gelu_pytorch_tanh\""), "\"hidden_act\"", "must be silu");
     refuse(GRANITE("\"mamba_n_heads\": 8, \"time_step_limit\": [0.1]"), "\"time_step_limit\"", "two numbers");
     refuse(GRANITE("\"mamba_n_heads\": 8, \"time_step_limit\": [3, 2]"), "\"time_step_limit\"", "two numbers");
     refuse(GRANITE("\"mamba_n_heads\": 32"), "\"mamba_d_head\"", "multiple of 8");
