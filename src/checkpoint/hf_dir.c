@@ -174,23 +174,31 @@ static int write_weights(const struct mt_hf_dir *h, struct mt_err *err)
     return rc;
 }
 
-/* Replaces the value of "torch_dtype" or "dtype", if there is one; all else stays byte for byte. */
+/* Replaces the value behind a key if it names a type of numbers; returns where to go on. NULL: no memory, no text. */
+static const char *replace_dtype(char **text, const char *at, const char *dtype)
+{
+    const char *open = at + strspn(at, " \t\n:"), *end = *open == '"' ? strchr(open + 1, '"') : NULL;
+    size_t n = (size_t)(open + 1 - *text);
+    char *made = NULL;
+    if (!end || strncmp(open + 1 + (open[1] == 'b'), "float", 5) != 0)
+        return at;
+    if (asprintf(&made, "%.*s%s%s", (int)n, *text, dtype, end) < 0)
+        made = NULL;
+    free(*text);
+    *text = made;
+    return made ? made + n : NULL;
+}
+
+/* Sets "torch_dtype" and "dtype" wherever they are: of a nested config.json the one at the top counts. All else stays byte
+ * for byte. */
 static char *edit_dtype(const char *text, const char *dtype)
 {
     static const char *const keys[] = {"\"torch_dtype\"", "\"dtype\""};
-    char *out = NULL;
-    for (size_t i = 0; i < MT_ARRAY_LEN(keys); i++) {
-        const char *key = strstr(text, keys[i]);
-        const char *open = key ? strchr(key + strlen(keys[i]), '"') : NULL;
-        const char *colon = key ? strchr(key + strlen(keys[i]), ':') : NULL;
-        const char *end = open && colon && colon < open ? strchr(open + 1, '"') : NULL;
-        if (end && strspn(colon + 1, " \t\n") == (size_t)(open - colon - 1)) {
-            if (asprintf(&out, "%.*s%s%s", (int)(open + 1 - text), text, dtype, end) < 0)
-                return NULL;
-            return out;
-        }
-    }
-    return strdup(text);
+    char *out = strdup(text);
+    for (size_t i = 0; i < MT_ARRAY_LEN(keys); i++)
+        for (const char *key = out; key && (key = strstr(key, keys[i]));)
+            key = replace_dtype(&out, key + strlen(keys[i]), dtype);
+    return out;
 }
 
 static bool goes_along(const char *name)

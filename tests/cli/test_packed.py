@@ -180,7 +180,8 @@ def check_export(tmp, fmt, wide, packed, tensors):
 
 def check(tmp, fmt):
     # feed-forward matrices are decoded in several pieces; the attention's are less than a block of 128 rows
-    wide = write_model(os.path.join(tmp, fmt + "-wide"), config(hidden_size=128, intermediate_size=520, num_hidden_layers=3))
+    parts = {"part": {"torch_dtype": "bfloat16"}}  # as nested models have them; what exports are made of is at the top
+    wide = write_model(os.path.join(tmp, fmt + "-wide"), {**parts, **config(hidden_size=128, intermediate_size=520, num_hidden_layers=3)})
     data = write_data(os.path.join(tmp, "data.jsonl"))
     first = os.path.join(tmp, fmt + "-first")
     megatrain("-q", "run", write_ini(first + ".ini", base(wide, data, first, train__steps=1)))
