@@ -301,10 +301,13 @@ class ChatTemplate:
         heads, eot = self.markers()
         region = text[start:end]
         for h in heads:
-            at = region.find(h, 0, len(h) + 16)
+            at = region.find(h, 0, len(h) + 64)  # behind the end of a tool's results (Hy3)
             if at >= 0:
                 start += at + len(h)
                 break
+        else:  # it goes on otherwise than a prompt does, as with thoughts: the tokens that they share
+            shared = max((common_prefix(h, region) for h in heads), key=len, default="")
+            start += max((shared.rfind(e) + len(e) for e in self.ends if e in shared), default=0)
         if eot:
             at = text.rfind(eot, start, end)
             if at >= 0:
@@ -366,6 +369,10 @@ class ChatTemplate:
         if any(i in seen for i in assistants):
             for s, e, i in merged:
                 found.setdefault(i, []).append(self._trim(rendering.text, s, e) if i in set(assistants) else (s, e))
+            # the last answer may be printed behind the loop (Nemotron Nano 2)
+            behind = {i for i in set(assistants) - seen if (str(messages[i].get("content") or "").strip() or "\0") in rendering.text}
+            if behind:
+                found.update({i: f for i, f in self._search(rendering.text, messages).items() if i in behind})
         elif assistants:
             found = self._search(rendering.text, messages)
         return sorted(span for i in want for span in found.get(i, []) if span[1] > span[0])

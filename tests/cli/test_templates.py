@@ -104,6 +104,24 @@ def a_turn_may_end_with_the_header_of_the_next():
     assert got[1].startswith("\n<think>T</think>\n<tool_call>weather\n<arg_key>city") and got[1].endswith("</tool_call><|observation|>"), got
 
 
+def the_last_answer_may_be_printed_behind_the_loop():
+    """Nemotron Nano 2, whose last answer the template takes out of the messages."""
+    t = T.ChatTemplate("{% for m in (messages if add_generation_prompt else messages[:-1]) %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+                       "<assistant><think>{% if not add_generation_prompt %}{{ messages[-1].content }}</s>{% endif %}", SPECIAL, ENDS, "nano")
+    assert t.render(CHAT[1:]).text == "<user>U1</s><assistant>A1</s><user>U2</s><assistant><think>A2</s>"
+    assert trained(t, CHAT[1:]) == ["A1</s>", "A2</s>"], trained(t, CHAT[1:])
+
+
+def an_answer_may_begin_otherwise_than_a_prompt():
+    """Hy3: a prompt says that there are no thoughts; results of tools end with what follows."""
+    t = T.ChatTemplate("{% for m in messages %}{{ '</results_of_all_the_tools>' if m.role == 'assistant' and messages[loop.index0 - 1].role == 'tool' else '' }}"
+                       "<|{{ m.role }}|>{% if m.role == 'assistant' %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}</s>{% endfor %}"
+                       "{{ '<|assistant|><think></think>' if add_generation_prompt else '' }}", SPECIAL, [*ENDS, "<|assistant|>", "<think>"], "hy3")
+    messages = [{"role": "user", "content": "U"}, {"role": "assistant", "content": "C"}, {"role": "tool", "content": "R"},
+                {"role": "assistant", "content": "A"}, {"role": "user", "content": "U"}, {"role": "assistant", "reasoning_content": "T", "content": "A"}]
+    assert trained(t, messages) == ["C</s>", "A</s>", "T</think>A</s>"], trained(t, messages)
+
+
 def a_call_and_its_result_may_share_a_turn():
     """Gemma 4: the results of tools are printed with the call, by a loop within that over messages, and are not trained."""
     t = T.ChatTemplate("{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content }}{% for k in range(loop.index0 + 1, messages|length) %}"
@@ -143,6 +161,8 @@ for source in ("{{ messages.__class__.__mro__ }}", "{{ messages[0].__class__ }}"
 print("ok the sandbox holds")
 harmony_says_the_date_and_forgets_thoughts()
 a_turn_may_end_with_the_header_of_the_next()
+the_last_answer_may_be_printed_behind_the_loop()
+an_answer_may_begin_otherwise_than_a_prompt()
 a_call_and_its_result_may_share_a_turn()
 
 
