@@ -188,6 +188,8 @@ void mt_moe_read(struct mt_keys *k, struct mt_hf_config *c, const struct mt_laye
     if (!f || (f->key && !mt_keys_bool(k, f->key, false)) || is_dense(k, f, c->n_layers, sparse))
         return;
     c->moe = f->values;
+    if (c->moe.ungated && s->activation != MT_ACTIVATION_RELU2)
+        mt_keys_refuse(k, c->family->activation_key, "must be relu2 beside experts without gates");
     read_shape(k, c, f, s->ffn);
     read_shared(k, c, f, s->ffn);
     read_rule(k, c, f);

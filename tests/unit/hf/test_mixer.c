@@ -157,4 +157,5 @@ TEST_WITH(experts_are_in_layers_of_their_kind_alone, nemotron, NULL)
     assert_true(cfg.moe.shared_width == 40 && cfg.moe.scale == 2.5 && cfg.moe.n_group == 1 && cfg.moe.select_bias);
     take(NEMOTRON(", \"hybrid_override_pattern\": \"ME*-\", \"moe_latent_size\": 32")); /* Super */
     assert_true(cfg.moe.latent == 32 && !strcmp(mt_layer_of(&cfg, 1)->parts[3], "latent"));
+    refuse(NEMOTRON(", \"hybrid_override_pattern\": \"ME*-\", \"mlp_hidden_act\": \"gelu_pytorch_tanh\""), "\"mlp_hidden_act\"", "must be relu2");
 }
