@@ -255,7 +255,7 @@ class ChatTemplate:
         asked, answered = "q7Xquestion", "q7Xanswer"
         turn = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         try:
-            two = self.render([dict(m) for m in turn + turn]).text
+            two, regions, _ = self.render([dict(m) for m in turn + turn])
             before = self.render(turn[:1]).text
             prompt = self.render(turn[:1], generation_prompt=True).text
         except Exception as e:
@@ -272,13 +272,17 @@ class ChatTemplate:
         gaps = [two[q:a] for q, a in zip(*at)]  # from a question to its answer
         after = two[at[1][0] + len(answered):at[0][1] - len(asked)], two[at[1][1] + len(answered):]
         heads = set()
-        for gap in gaps:
+        for k, gap in enumerate(gaps):
             if shown:  # the part of the prompt that is there
-                own = [common_prefix(shown, gap[k:]) for k in range(len(gap))]
+                own = [common_prefix(shown, gap[n:]) for n in range(len(gap))]
                 heads.add(max(own, key=len, default=""))
             else:  # no prompt: the header is what follows the end of the question
                 tail = before[before.rfind(asked) + len(asked):]
-                head = gap[len(tail):] if gap.startswith(tail) else gap
+                own = next((s - at[0][k] for s, _, i in regions if i == 2 * k + 1 and at[0][k] <= s <= at[1][k]), None)
+                if own is not None:  # the prompt may be there always (the first of Llama 3)
+                    head = common_prefix(gap[own:], tail[own:]) or gap[own:]
+                else:
+                    head = gap[len(tail):] if gap.startswith(tail) else gap
                 heads.add(head if head.strip() else "")
         heads.add(shown)
         # the first special token after the answer ends the turn

@@ -55,6 +55,8 @@ TEMPLATES = {
     # what is no prompt ends with a token instead (Phi-3)
     "an end for the prompt's header": ("{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|im_end|>' }}{% endfor %}"
                                        "{{ '<|assistant|>' if add_generation_prompt else eos_token }}", ["A1<|im_end|>", "A2<|im_end|>"]),
+    "a prompt always": ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}",
+                        ["A1<|im_end|>", "A2<|im_end|>"]),
     # the answer ends, and then the turn (Command R7B)
     "two ends": ("{% for m in messages %}{{ '<' + m.role + '>' + m.content + ('<|im_end|>' if m.role == 'assistant' else '') + eos_token }}{% endfor %}"
                  "{{ '<assistant>' if add_generation_prompt else '' }}", ["A1<|im_end|></s>", "A2<|im_end|></s>"]),
