@@ -157,7 +157,6 @@ static const struct mt_family families[] = {
                 .conv_bias_key = "mamba_conv_bias",
                 .flags = {"mamba_proj_bias"},
                 .limits_key = "time_step_limit",
-                .activation_key = "hidden_act",
             },
         },
         .fused = mt_granite_experts,

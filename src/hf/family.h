@@ -144,7 +144,7 @@ struct mt_plain_family {
     const char *limits_key;         /* [least, most] of a step; absent: 0, without end */
     const char *least_key;          /* the same of least alone, */
     double least;                   /* and its class default */
-    const char *activation_key;     /* must be silu */
+    const char *activation_key;     /* must be silu; NULL: hidden_act */
 };
 
 /** Other mixers than attention. The kinds of layers are named by a list or a pattern in config.json; without either all

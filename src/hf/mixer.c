@@ -56,7 +56,6 @@ static void read_limits(struct mt_keys *r, const char *key, struct mt_delta_spec
 static void read_plain(struct mt_keys *r, const struct mt_plain_family *f, int64_t hidden, struct mt_delta_spec *d)
 {
     int64_t all = f->expand_key ? mt_keys_int(r, f->expand_key, 2, 1, 1 << 10) * hidden : 0;
-    const cJSON *act = f->activation_key ? mt_keys_find(r, f->activation_key) : NULL;
     d->plain = true;
     d->conv_bias = mt_keys_bool(r, f->conv_bias_key, true);
     d->least = f->least_key ? mt_keys_number(r, f->least_key, f->least) : 0;
@@ -70,8 +69,6 @@ static void read_plain(struct mt_keys *r, const struct mt_plain_family *f, int64
     for (size_t i = 0; i < sizeof(f->flags) / sizeof(f->flags[0]) && f->flags[i]; i++)
         if (mt_keys_bool(r, f->flags[i], false))
             mt_keys_refuse(r, f->flags[i], "must not be true: that is not supported in this architecture");
-    if (act && !(cJSON_IsString(act) && !strcmp(act->valuestring, "silu")))
-        mt_keys_refuse(r, f->activation_key, "must be silu");
 }
 
 #define PATTERN "hybrid_override_pattern"
@@ -129,6 +126,15 @@ void mt_mixer_layers(struct mt_keys *r, const struct mt_hf_config *c, uint8_t *k
     }
 }
 
+/* What a mixer applies behind its convolution. */
+static void check_activation(struct mt_keys *r, const struct mt_mixer_family *f)
+{
+    const char *key = f->plain && f->plain->activation_key ? f->plain->activation_key : "hidden_act";
+    const cJSON *act = mt_keys_find(r, key);
+    if (act && !(cJSON_IsString(act) && !strcmp(act->valuestring, "silu")))
+        mt_keys_refuse(r, key, "must be silu where layers have a linear recurrence");
+}
+
 void mt_mixer_read(struct mt_keys *r, const struct mt_hf_config *c, struct mt_layer_spec *s)
 {
     const struct mt_mixer_family *f = c->family->mixer;
@@ -139,6 +145,8 @@ void mt_mixer_read(struct mt_keys *r, const struct mt_hf_config *c, struct mt_la
         any |= !kind[i];
     for (size_t i = 0; any && i < f->n_counts; i++)
         *number(s, &f->counts[i]) = read_count(r, &f->counts[i]);
+    if (any)
+        check_activation(r, f);
     if (any && f->plain)
         read_plain(r, f->plain, c->hidden, &s->delta);
     for (size_t i = 0; any && i < f->n_counts; i++)

@@ -59,6 +59,7 @@ TEST(numbers_that_do_not_fit_are_refused)
     refuse(", \"linear_value_head_dim\": 20", "\"linear_value_head_dim\"", "multiple of 8");
     refuse(", \"linear_conv_kernel_dim\": 9", "\"linear_conv_kernel_dim\"", "8");
     refuse(", \"linear_num_value_heads\": 0", "\"linear_num_value_heads\"", "");
+    refuse(", \"hidden_act\": \"gelu_pytorch_tanh\"", "\"hidden_act\"", "must be silu");
 }
 
 TEST(layers_are_by_interval_or_by_name)
