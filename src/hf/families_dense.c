@@ -108,6 +108,8 @@ static const struct mt_family families[] = {
     {
         "Gemma3ForCausalLM", "gemma3_text",
         MT_GEMMA,
+        .n_heads = 8,
+        .vocab = 262208,
         .window = 4096,
         .windows = MT_WINDOW_ALL_BUT,
         .full_every = 6,

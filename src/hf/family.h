@@ -164,6 +164,7 @@ struct mt_family {
     bool by_muon;                          /* its published models were trained with Muon */
     struct mt_layer_spec layer;            /* what no key says of its layers; score_scale 0: 1 / sqrt(head_dim) */
     int64_t n_kv_heads, head_dim;          /* class defaults; 0: num_attention_heads, hidden_size / heads */
+    int64_t n_heads, vocab;                /* the same; 0: the keys must be there */
     int64_t window;                        /* class default of sliding_window */
     const char *window_before_key;         /* says how many tokens before it a query sees, if present; NULL: none */
     int64_t window_kv_times;               /* layers with a window have so many times as many keys; 0: as many */

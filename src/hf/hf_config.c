@@ -229,6 +229,11 @@ static void read_latent_heads(struct mt_keys *r, const struct mt_latent_family *
         mt_keys_refuse(r, "attention_bias", "without a q_lora_rank is not supported");
 }
 
+static int64_t need_int(struct mt_keys *r, const char *key, int64_t def, int64_t max)
+{
+    return def ? mt_keys_int(r, key, def, 1, max) : mt_keys_need_int(r, key, max);
+}
+
 static void read_heads(struct mt_keys *r, const struct mt_family *f, int64_t hidden, struct mt_layer_spec *s)
 {
     if (f->latent) {
@@ -237,7 +242,7 @@ static void read_heads(struct mt_keys *r, const struct mt_family *f, int64_t hid
             mt_keys_refuse(r, "hidden_size", "must be a multiple of 8");
         return;
     }
-    s->n_heads = mt_keys_need_int(r, "num_attention_heads", 1 << 14);
+    s->n_heads = need_int(r, "num_attention_heads", f->n_heads, 1 << 14);
     bool as_heads = !f->n_kv_heads || mt_keys_is_null(r, "num_key_value_heads"), even = !f->head_dim || mt_keys_is_null(r, "head_dim");
     s->n_kv_heads = mt_keys_int(r, "num_key_value_heads", as_heads ? s->n_heads : f->n_kv_heads, 1, 1 << 14);
     s->head_dim = mt_keys_int(r, "head_dim", even ? hidden / s->n_heads : f->head_dim, 1, 2 * MT_ROPE_MAX_FACTORS);
@@ -286,7 +291,7 @@ static void read_shape(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     c->n_layers = mt_mixer_count(r, f);
     if (!c->n_layers)
         c->n_layers = mt_keys_need_int(r, "num_hidden_layers", MT_MAX_LAYERS);
-    c->vocab = mt_keys_need_int(r, "vocab_size", INT64_C(1) << 30);
+    c->vocab = need_int(r, "vocab_size", f->vocab, INT64_C(1) << 30);
     c->max_pos = mt_keys_int(r, "max_position_embeddings", f->max_pos ? f->max_pos : 2048, 1, INT64_C(1) << 40);
     c->initializer_range = mt_keys_number(r, "initializer_range", 0.02);
     c->longest = f->longest_key ? mt_keys_int(r, f->longest_key, f->longest, 1, INT64_C(1) << 40) : 0;

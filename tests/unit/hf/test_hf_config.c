@@ -188,6 +188,9 @@ TEST(a_nested_decoder_is_read_and_the_top_decides)
         assert_string_equal(cfg.names->head_in_files, "language_model.lm_head.");
         assert_true(!cfg.tied && cfg.n_input_tokens == 1 && cfg.input_token[0] == 9);
     }
+    take("\"model_type\": \"gemma3\", \"text_config\": {\"model_type\": \"gemma3_text\", \"hidden_size\": 2560, \"intermediate_size\": 10240, "
+         "\"num_hidden_layers\": 34, \"rope_scaling\": {\"factor\": 8.0, \"rope_type\": \"linear\"}, \"sliding_window\": 1024}"); /* 4B */
+    assert_true(layer(0)->n_heads == 8 && layer(0)->n_kv_heads == 4 && layer(0)->head_dim == 256 && cfg.vocab == 262208);
     refuse("\"model_type\": \"gemma3\", \"text_config\": {\"model_type\": \"gemma3_text\", "
            "\"final_logit_softcapping\": 30, " SHAPE "}", "final_logit_softcapping");
     refuse(LLAMA ", \"text_config\": {}", "text_config");
