@@ -112,8 +112,6 @@ static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
         mt_keys_refuse(r, "attention_dropout", "other than 0 is not supported");
     if (mt_keys_number(r, "resid_pdrop", 0) != 0 || mt_keys_number(r, "embd_pdrop", 0) != 0)
         mt_keys_refuse(r, "resid_pdrop", "or embd_pdrop other than 0 is not supported");
-    if (mt_keys_int(r, "pretraining_tp", 1, 0, 1 << 20) > 1)
-        mt_keys_refuse(r, "pretraining_tp", "over 1 is not supported");
     if (mt_keys_bool(r, "is_encoder_decoder", false))
         mt_keys_refuse(r, "is_encoder_decoder", "is not supported");
 }

@@ -104,7 +104,6 @@ TEST(what_is_not_built_is_refused_by_name)
     refuse(QUANT("bitsandbytes", ", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"nf4\", "
                  "\"bnb_4bit_quant_storage\": \"bfloat16\""), "uint8");
     refuse(LLAMA ", \"attention_dropout\": 0.1", "attention_dropout");
-    refuse(LLAMA ", \"pretraining_tp\": 2", "pretraining_tp");
     refuse(LLAMA ", \"is_encoder_decoder\": true", "is_encoder_decoder");
     refuse(LLAMA ", \"hidden_act\": \"gelu\"", "hidden_act");
     refuse(LLAMA ", \"hidden_act\": 3", "hidden_act");
