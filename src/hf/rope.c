@@ -170,6 +170,11 @@ void mt_rope_read(struct mt_keys *k, struct mt_hf_config *cfg, const int64_t hea
                         k->name);
         return;
     }
+    if (f->rope_by_window && p && p == get(k->root, "rope_parameters") && !full && !window) {
+        mt_keys_refuse(k, "rope_parameters", "must have full_attention or sliding_attention, all that transformers reads in this "
+                       "architecture");
+        return;
+    }
     read_table(k, cfg, full ? full : window ? NULL : p, theta, head_dim[0], head_dim);
     if (f->q_growth && !k->rc) {
         struct mt_rope_config *q = &cfg->rope[cfg->n_ropes++];

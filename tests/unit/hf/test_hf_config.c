@@ -155,6 +155,7 @@ TEST(layers_that_compute_alike_share_a_specification)
     assert_true(layer(0)->norm.plus_one && cfg.norm.plus_one && cfg.tied && cfg.embed_scale == 8 && cfg.logit_cap == 30);
     assert_string_equal(layer(0)->norms.mlp.after, "post_feedforward_layernorm.weight");
     assert_true(layer(0)->score_scale == 1.0 / 16 && layer(0)->activation == MT_ACTIVATION_GELU_TANH);
+    refuse("\"model_type\": \"gemma3_text\", \"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 8}, " SHAPE, "full_attention");
     take("\"architectures\": [\"Gemma3ForCausalLM\"], \"query_pre_attn_scalar\": 64, \"rope_parameters\": "
          "{\"full_attention\": {\"rope_theta\": 5000.0}, \"sliding_attention\": {\"rope_theta\": 77.0}}, " SHAPE);
     assert_true(cfg.rope[0].theta == 5000 && cfg.rope[1].theta == 77 && layer(0)->score_scale == 0.125 && !cfg.logit_cap);
