@@ -243,7 +243,7 @@ static int verify_named(const char *from, cJSON **named, struct mt_err *err)
     *named = cJSON_DetachItemFromObject(mt_json_get(sealed.json, "frozen"), "tensors");
     int rc = *named ? mt_weights_layout(&l, from, true, NULL, err) : 0;
     if (*named && !rc)
-        rc = mt_weights_mark_stored(l, from, MT_PACKED_NONE, NULL, err);
+        rc = mt_weights_mark_stored(l, from, MT_PACKED_NONE, NULL, NULL, err);
     if (*named && !rc)
         rc = mt_weights_verify_base(l, from, *named, NULL, err);
     return rc;

@@ -27,7 +27,7 @@ int mt_packed_model_load(struct mt_packed_model *m, const char *dir, enum mt_pac
 {
     *m = (struct mt_packed_model){.layout = NULL};
     int rc = mt_weights_layout(&m->layout, dir, true, spec, err);
-    rc = rc ?: mt_weights_mark_stored(m->layout, dir, format, NULL, err)
+    rc = rc ?: mt_weights_mark_stored(m->layout, dir, format, NULL, NULL, err)
             ?: mt_layout_plane_params(&m->params, m->layout, NULL, MT_BF16, err)
             ?: check_memory(&m->params, err)
             ?: mt_plane_set_create(&m->planes, &m->params, err)

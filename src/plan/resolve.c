@@ -36,30 +36,33 @@ static int check_packs(const struct mt_layout *l, enum mt_packed wanted, struct 
 }
 
 /* Random weights are f32; so may be a checkpoint's weights that were trained before they were frozen. */
-static int lay_out_marked(struct mt_layout **layout, const struct mt_hf_config *hf, const struct mt_layout_params *p,
-                          const struct mt_config *c, const char *dir, const cJSON *from_files, struct mt_err *err)
+static int lay_out_marked(struct mt_layout **layout, const struct mt_lay_out *o, const struct mt_layout_params *p,
+                          const cJSON *from_files, struct mt_err *err)
 {
-    int rc = mt_layout_create(layout, hf, p, err);
+    const struct mt_config *c = o->cfg;
+    const cJSON *unpacked = o->resumed ? o->resumed->unpacked : NULL;
+    int rc = mt_layout_create(layout, o->hf, p, err);
     if (rc)
         return rc;
-    rc = c->model.init == MT_INIT_WEIGHTS ? mt_weights_mark_stored(*layout, dir, c->model.base_dtype, from_files, err)
-                                          : mt_weights_mark_random(*layout, c->model.base_dtype, err);
+    rc = c->model.init == MT_INIT_WEIGHTS
+             ? mt_weights_mark_stored(*layout, o->dir, c->model.base_dtype, from_files, unpacked, err)
+             : mt_weights_mark_random(*layout, c->model.base_dtype, err);
     return rc ? rc : check_packs(*layout, c->model.base_dtype, err);
 }
 
 /* What stays packed, and so crosses the link in fewer bytes, is known once a layout is compared with the files. */
-static int lay_out_once(struct mt_layout **layout, const struct mt_hf_config *hf, const struct mt_layout_params *p,
-                        const struct mt_config *c, const char *dir, const cJSON *from_files, struct mt_err *err)
+static int lay_out_once(struct mt_layout **layout, const struct mt_lay_out *o, const struct mt_layout_params *p,
+                        const cJSON *from_files, struct mt_err *err)
 {
     struct mt_layout_params again = *p;
-    int rc = lay_out_marked(layout, hf, p, c, dir, from_files, err);
+    int rc = lay_out_marked(layout, o, p, from_files, err);
     if (rc || p->cut.expert_group)
         return rc;
     again.cut.expert_group = mt_packing_expert_group(*layout);
     if (again.cut.expert_group == (*layout)->cut.expert_group)
         return 0;
     mt_layout_destroy(layout);
-    return lay_out_marked(layout, hf, &again, c, dir, from_files, err);
+    return lay_out_marked(layout, o, &again, from_files, err);
 }
 
 /* Refuses texts that the model's indexer would choose from. */
@@ -122,7 +125,7 @@ static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, c
     }
     if (c->placement.expert_group != MT_AUTO)
         p.cut.expert_group = (size_t)c->placement.expert_group;
-    rc = lay_out_once(layout, o->hf, &p, c, o->dir, only, err);
+    rc = lay_out_once(layout, o, &p, only, err);
     if (!rc && blocks.n && !(*layout)->n_trained)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.freeze leaves nothing to train in layers %d to %d, a block of "
                      "train.blocks", p.first_layer, p.end_layer - 1);
@@ -130,7 +133,7 @@ static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, c
         size_t group = p.cut.expert_group;
         p.cut = mt_cut_half;
         p.cut.expert_group = group;
-        rc = lay_out_once(halves, o->hf, &p, c, o->dir, only, err);
+        rc = lay_out_once(halves, o, &p, only, err);
     }
     return rc;
 }

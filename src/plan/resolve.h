@@ -74,6 +74,7 @@ struct mt_resumed {
                                 that the run no longer needs that folder */
     uint64_t phase;          /* train.blocks: which one; without a struct mt_resumed the lowest block is trained */
     const char *overlay;     /* name of the overlay with the blocks that were trained before; NULL: none */
+    const cJSON *unpacked;   /* on a host without the overlay: mt_weights_mark_stored()'s. NULL: none */
     uint64_t step, rows, rows_per_epoch; /* steps done, their rows of the data, and those of an epoch then; rows 0: an
                                 earlier version did not count them */
     bool rounds;             /* an earlier version began the run: a share of the steps is rounded to the nearest */

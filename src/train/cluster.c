@@ -70,6 +70,15 @@ static void add_limits(cJSON *o, const struct mt_setup *s)
                 (double)r->placement.device_budget.bytes, (double)r->process);
 }
 
+/* Frozen tensors that the first host has unpacked, by what it has trained before in files of its own. */
+static void add_unpacked(cJSON *facts, const struct mt_inputs *in)
+{
+    cJSON *o = in->resumed.overlay ? cJSON_AddObjectToObject(facts, "unpacked") : NULL;
+    for (const struct mt_tensor *t = in->layout->tensors; o && t < in->layout->tensors + in->layout->n_tensors; t++)
+        if (!t->trainable && !t->packed)
+            cJSON_AddTrueToObject(o, t->name);
+}
+
 /* Of this host, as JSON; *out is the caller's. */
 static int mt_cluster_print_facts(char **out, const struct mt_setup *s, struct mt_err *err)
 {
@@ -82,6 +91,7 @@ static int mt_cluster_print_facts(char **out, const struct mt_setup *s, struct m
         mt_json_put(o, "rounds=%f, phase=%f, step=%f, rows=%f, rows_per_epoch=%f", (double)r->rounds, (double)r->phase,
                     (double)r->step, (double)r->rows, (double)r->rows_per_epoch);
         add_limits(o, s);
+        add_unpacked(o, s->in);
     }
     *out = rc ? NULL : mt_json_print(o, false);
     return rc ? rc : *out ? 0 : mt_fail_nomem(err, "what the hosts have in common", 1);
@@ -153,6 +163,7 @@ struct mt_resumed mt_cluster_resumed(const mt_cluster *c)
 {
     return (struct mt_resumed){.from_files = mt_json_get(c->facts, "from_files"),
                                .rounds = number(c->facts, "rounds"),
+                               .unpacked = mt_json_get(c->facts, "unpacked"),
                                .phase = number(c->facts, "phase"),
                                .step = number(c->facts, "step"),
                                .rows = number(c->facts, "rows"),

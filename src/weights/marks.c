@@ -96,7 +96,7 @@ int mt_weights_mark_random(struct mt_layout *l, enum mt_packed wanted, struct mt
 }
 
 int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed wanted, const cJSON *only,
-                           struct mt_err *err)
+                           const cJSON *unpacked, struct mt_err *err)
 {
     struct mt_sources s = {.of = NULL};
     struct mt_err unreadable = {0}; /* not reported here: loading the weights will report it */
@@ -110,10 +110,13 @@ int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed 
         mark_f32(l, &s.st);
     if (read && any)
         rc = mt_sources_find(&s, l, err);
-    MT_JSON_INDEX_FREED struct mt_json_index members = {.object = only};
+    MT_JSON_INDEX_FREED struct mt_json_index members = {.object = only}, plain = {.object = unpacked};
     for (size_t i = 0; any && i < l->n_tensors && !rc; i++) {
         bool changed = only && !mt_json_index_get(&members, l->tensors[i].name);
-        rc = mark(l, &l->tensors[i], read ? &s.of[i] : NULL, wanted, changed, &split, err);
+        if (unpacked && read && s.of[i].format && mt_json_index_get(&plain, l->tensors[i].name))
+            l->tensors[i].is_bf16 = true;
+        else
+            rc = mark(l, &l->tensors[i], read ? &s.of[i] : NULL, wanted, changed, &split, err);
     }
     if (split && !rc)
         mt_info("a layer's experts are packed together or not at all: frozen ones in a layer with trained ones are kept as "

@@ -81,10 +81,11 @@ enum { MT_IN_FILE_BYTES = 1 << 20 };
  * packed as `wanted`, if they can be. Divides the layout into ranges again. Reads only headers and quant_state; without
  * any file, or with dir NULL, config.json decides.
  * only: an object with the names of the tensors that, besides packed ones, come from the files; NULL: all do.
+ * unpacked: one with those that are bf16 even where the files have them packed; NULL: none are.
  * -EINVAL: packed already, in another format.
  */
 int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed wanted, const cJSON *only,
-                           struct mt_err *err);
+                           const cJSON *unpacked, struct mt_err *err);
 /** The same for random weights. */
 int mt_weights_mark_random(struct mt_layout *l, enum mt_packed wanted, struct mt_err *err);
 

@@ -153,9 +153,11 @@ def phases_have_the_bits_of_one(tmp):
     made, ini = ini_of(tmp, "made", model, data, train__steps=1, train__seed=7, checkpoint__save="weights", model__dtype="bf16")
     megatrain("run", ini)
     init = {"model__path": os.path.join(made, "checkpoint-1"), "model__init": "weights", "model__dtype": "bf16", "checkpoint__every": 1}
-    drive = os.path.join(tmp, "drive")
+    drive, packed = os.path.join(tmp, "drive"), os.path.join(tmp, "packed") # of which a block is in bf16 once it was trained
     os.mkdir(drive)
-    cases = {"blocks": {**init, "train__blocks": "layers", "train__block_steps": 1, "memory__base": "disk", "memory__nvme_paths": drive},
+    megatrain("export", init["model__path"], packed, "--quantize", "fp8")
+    cases = {"blocks": {**init, "model__path": packed, "train__blocks": "layers", "train__block_steps": 1, "memory__base": "disk",
+                        "memory__nvme_paths": drive},
              "merges": {**init, "adapter__kind": "lora", "adapter__merge_every": 2, "train__learning_rate": "1e-2"},
              "delinked": {"model__share_layers": 3, "train__delink_at": 2, "memory__states": "disk", "memory__nvme_paths": drive}}
     for name, over in cases.items():

@@ -131,7 +131,7 @@ static void start(struct rig *r, const struct mt_layout_params *p)
     sound(r->name, mt_st_open_dir(&r->files, r->weights, &err), &err);
     sound(r->name, mt_hf_config_read(&r->cfg, r->model, &err), &err);
     sound(r->name, mt_layout_create(&r->l, &r->cfg, p, &err), &err);
-    sound(r->name, mt_weights_mark_stored(r->l, r->weights, MT_PACKED_NONE, NULL, &err), &err);
+    sound(r->name, mt_weights_mark_stored(r->l, r->weights, MT_PACKED_NONE, NULL, NULL, &err), &err);
     r->planes = planes_of(r->l, &mt_adamw, MT_BF16);
     r->sum = mt_calloc(r->l->n_tensors, sizeof(*r->sum));
     r->want = mt_calloc(r->l->n_tensors, sizeof(*r->want));

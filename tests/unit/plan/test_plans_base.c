@@ -44,7 +44,7 @@ static void set_up(struct step *s, const char *config, size_t tokens, struct mt_
     assert_true(mt_adapter_list_add(&s->adapter.targets, MT_ALL_LINEAR, 0));
     struct mt_layout_params p = {.cut = cut, .adapter = &s->adapter};
     if (mt_machine_read(&s->m, profile, &err) || mt_hf_config_parse(&cfg, config, strlen(config), "config", &err) ||
-        mt_layout_create(&s->l, &cfg, &p, &err) || mt_weights_mark_stored(s->l, NULL, MT_PACKED_NONE, NULL, &err))
+        mt_layout_create(&s->l, &cfg, &p, &err) || mt_weights_mark_stored(s->l, NULL, MT_PACKED_NONE, NULL, NULL, &err))
         fail_msg("%s", err.msg);
     const struct {
         enum mt_rate_id id;

@@ -55,7 +55,7 @@ static struct mt_layout *lay_out_120b(struct mt_adapter_spec *adapter, const cha
     struct mt_layout_params p = {.cut = mt_cut_layer, .adapter = adapter, .freeze = &freeze, .n_freeze = freeze != NULL};
     p.cut.expert_group = 5;
     if (mt_hf_config_parse(&cfg, config, sizeof(config) - 1, "gpt-oss-120b", &err) ||
-        mt_layout_create(&l, &cfg, &p, &err) || mt_weights_mark_stored(l, NULL, MT_PACKED_NONE, NULL, &err))
+        mt_layout_create(&l, &cfg, &p, &err) || mt_weights_mark_stored(l, NULL, MT_PACKED_NONE, NULL, NULL, &err))
         fail_msg("%s", err.msg);
     expect_near("parameters", (double)l->n_params, 116.83e9, 0.0005);
     expect_near("active", (double)l->n_active, 5.13e9, 0.002);
