@@ -307,6 +307,7 @@ int learner_check(struct learner *l, struct mt_err *err)
 int learner_begin(struct learner *l, struct mt_err *err)
 {
     l->first_step = l->state.step;
+    l->first_update = l->state.updates;
     l->resumed_from = l->resume ? strdup(l->resume) : NULL;
     if (l->resume && !l->resumed_from)
         return mt_fail_nomem(err, "the run", strlen(l->resume));

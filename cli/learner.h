@@ -23,7 +23,7 @@ struct learner {
     char *resume; /* checkpoint to continue from, or NULL; read before the first block alone */
     char *resumed_from; /* what it was, for run.json */
     struct mt_feed *feed; /* the command of log.exec, over all blocks; or NULL */
-    uint64_t first_step; /* done when the process began */
+    uint64_t first_step, first_update; /* done when the process began */
     struct mt_output out;
     struct cli_progress progress;
     struct cli_answers answers; /* of eval.generate, where it is set */

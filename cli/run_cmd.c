@@ -251,6 +251,7 @@ static struct mt_train_params params_of(struct run *r, size_t i, struct cli_rate
                                 .trace = cli_arg(r->args, "trace"),
                                 .no_save = cli_arg(r->args, "no-save") != NULL,
                                 .first_step = l->first_step,
+                                .first_update = l->first_update,
                                 .block_end = mt_blocks_end_of(l->in, &l->state),
                                 .max_steps = (uint64_t)cli_whole(r->args, "max-steps", 0)};
     cli_progress_events(&p.events, &l->progress);

@@ -116,7 +116,7 @@ struct mt_train_params {
     struct mt_watch *watch;        /* learns of each new path of the output folder; NULL: none */
     struct mt_train_control *control;
     struct mt_train_events events;
-    uint64_t first_step;           /* steps done when the process began */
+    uint64_t first_step, first_update; /* steps and updates done when the process began */
     uint64_t max_steps;            /* stop after this many in this process; 0 = none */
     uint64_t block_end;            /* step after which the next block is trained (train.blocks); 0 = none */
     const char *dir;               /* the output folder; output->dir where there is one */

@@ -83,10 +83,16 @@ int mt_loop_evaluate(struct mt_loop *l, struct mt_err *err)
     return 0;
 }
 
+/* Whether any step of the process was not skipped, in this block or before. */
+static bool has_trained(const struct mt_loop *l)
+{
+    return mt_engine_next_update(l->s->engine, l->p->learner) > l->p->first_update;
+}
+
 /* What to do about gradients that are not finite. A smaller rate does not help where no update came before them. */
 static const char *advice(const struct mt_loop *l)
 {
-    if (l->n_trained)
+    if (has_trained(l))
         return "lower train.learning_rate";
     return l->first_step ? "no step since the run went on could be used, so the state that it went on from may have grown too large: go on "
                            "from an earlier checkpoint (--resume=FOLDER) with a lower train.learning_rate"
@@ -96,7 +102,6 @@ static const char *advice(const struct mt_loop *l)
 
 static int count_skip(struct mt_loop *l, const struct mt_step_result *r, struct mt_err *err)
 {
-    l->n_trained += !r->skipped;
     if (!r->n_skipped) {
         l->st->skips_in_row = 0;
         return 0;
@@ -122,7 +127,7 @@ static int count_skip(struct mt_loop *l, const struct mt_step_result *r, struct 
 int mt_loop_check_trained(const struct mt_loop *l, struct mt_err *err)
 {
     uint64_t done = l->st->step - l->first_step;
-    bool any = done ? l->n_trained : !l->st->step || mt_engine_next_update(l->s->engine, l->p->learner);
+    bool any = done ? has_trained(l) : !l->st->step || mt_engine_next_update(l->s->engine, l->p->learner);
     return any ? 0 : mt_fail(err, MT_ERR_TRAINING, -EDOM, "every step %s was skipped, as the gradient was not finite%s%s: "
                              "nothing was trained; %s", done ? "of this call" : "of the run", done ? ", last of " : "",
                              l->bad_tensor, advice(l));

@@ -20,8 +20,7 @@ struct mt_loop {
     mt_loader *loader;
     struct mt_saves saves;
     uint64_t first_step;
-    uint64_t n_trained;  /* steps since then that were not skipped, or only in part */
-    char bad_tensor[128]; /* of the last one that was */
+    char bad_tensor[128]; /* of the last step that was skipped */
     double step_seconds; /* of a step, smoothed */
     bool evaluated;      /* at this step */
     bool sound;          /* what failed left the state as it was: data, a computation, an evaluation */

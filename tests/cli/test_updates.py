@@ -170,6 +170,10 @@ def check_skips(tmp):
     ini = write_ini(out + ".ini", base(same.model, same.data, out, **same.keys({**over, "train__max_skips": 2})))
     said = megatrain("run", ini, expect=None)
     assert said.returncode and "skipped 1 of 5 blocks" in said.stderr and "2 steps in a row" in said.stderr, said.stderr
+    # by blocks, the last of which skips all its steps: what the first has learned is saved
+    out = same.run("blocks", {**over, "train__blocks": "layers", "train__block_steps": STEPS - 1, "train__block_order": "ascending"})
+    assert [m["skipped"] for m in metrics(out) if "loss" in m] == [False] * (STEPS - 1) + [True], metrics(out)
+    assert os.path.isdir(os.path.join(out, f"checkpoint-{STEPS}"))
 
 
 def check_refusals(tmp):
