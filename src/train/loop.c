@@ -127,9 +127,11 @@ static int count_skip(struct mt_loop *l, const struct mt_step_result *r, struct 
 int mt_loop_check_trained(const struct mt_loop *l, struct mt_err *err)
 {
     uint64_t done = l->st->step - l->first_step;
-    bool any = done ? has_trained(l) : !l->st->step || mt_engine_next_update(l->s->engine, l->p->learner);
+    const bool rounds = l->in->cfg->policy.rollouts[0], call = done && !rounds;
+    bool any = call ? has_trained(l) : !l->st->step || mt_engine_next_update(l->s->engine, l->p->learner);
+    any |= rounds && l->st->step < l->in->total_steps;
     return any ? 0 : mt_fail(err, MT_ERR_TRAINING, -EDOM, "every step %s was skipped, as the gradient was not finite%s%s: "
-                             "nothing was trained; %s", done ? "of this call" : "of the run", done ? ", last of " : "",
+                             "nothing was trained; %s", call ? "of this call" : "of the run", done ? ", last of " : "",
                              l->bad_tensor, advice(l));
 }
 

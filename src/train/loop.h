@@ -43,5 +43,5 @@ int mt_loop_next_data(struct mt_loop *l, struct mt_learner_step *of, struct mt_e
 int mt_loop_end_step(struct mt_loop *l, const struct mt_learner_step *of, const struct mt_step_result *result,
                      double seconds, struct mt_err *err);
 /** Fails if it has ended without an update of its own: that has trained nothing, which is no success, and is not
- * saved. */
+ * saved. Of a run in rounds all rounds count, and the last one alone fails: train.max_skips may pass over a round. */
 int mt_loop_check_trained(const struct mt_loop *l, struct mt_err *err);

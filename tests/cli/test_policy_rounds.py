@@ -190,6 +190,19 @@ if "-1.prompts" in e["MEGATRAIN_PROMPTS"] and not os.path.exists(sys.argv[3]):
     assert planes(f"{outs[0]}/checkpoint-{STEPS}") == planes(f"{outs[1]}/checkpoint-{STEPS}")
 
 
+def a_round_whose_steps_are_skipped_is_passed_over(tmp, model):
+    """As any step is: train.max_skips of them in a row end the run."""
+    judge = script(tmp, "large.py", """
+import json, sys
+for line in sys.stdin:
+    o = json.loads(line)
+    print(len(o["completion"]) * (1e30 if o["group"] // 4 == 1 else 1))
+""")
+    ini, out = ini_of(tmp, "skipped", model, sampler(tmp), policy__reward=f"{sys.executable} {judge}", policy__scale="none")
+    megatrain("-q", "run", ini)
+    assert [m["skipped"] for m in metrics(out) if "loss" in m] == [False, True, False], metrics(out)
+
+
 def failures_are_said(tmp, model):
     ini, out = ini_of(tmp, "fails", model, sampler(tmp, 0, 9))
     p = megatrain("run", ini, expect=9)
@@ -297,7 +310,8 @@ def main(tmp):
     with open(f"{tmp}/text.jsonl", "w") as f:
         f.writelines(json.dumps({"prompt": f"say {i}", "answer": "[a-z]"}) + "\n" for i in range(8))
     tests = (rounds_train_on_what_they_sample, kills_in_each_phase_change_no_bit, a_save_that_was_killed_moves_no_round,
-             an_evaluation_that_was_cut_short_is_made, groups_without_a_signal_are_refilled, failures_are_said, own_generation_is_a_command,
+             an_evaluation_that_was_cut_short_is_made, groups_without_a_signal_are_refilled, a_round_whose_steps_are_skipped_is_passed_over,
+             failures_are_said, own_generation_is_a_command,
              adapters_are_sampled_on_what_others_were_merged_into, servers_sample_by_the_scripts)
     first = (rounds_train_on_what_they_sample, groups_without_a_signal_are_refilled, failures_are_said, own_generation_is_a_command)
     for test in chosen(tests, first=first):
