@@ -389,17 +389,17 @@ static int count_steps(struct mt_inputs *in, const struct mt_numerics *n, struct
     const struct mt_config *c = in->cfg;
     const struct mt_sampler_stats *epoch = mt_sampler_stats(in->sampler);
     uint64_t per_epoch = epoch->steps_per_epoch, rows = epoch->rows_per_epoch;
-    uint64_t before = in->moved ? mt_sampler_rows_before(in->sampler, in->resumed.step) : 0;
-    uint64_t tokens = (uint64_t)c->train.tokens, done = MT_MIN(tokens, before * (uint64_t)n->seq_len);
+    uint64_t tokens = (uint64_t)c->train.tokens, seq_len = (uint64_t)n->seq_len;
     if (c->train.steps)
         in->total_steps = (uint64_t)c->train.steps;
     else if (c->train.epochs > 0 && in->moved)
         in->total_steps = mt_sampler_step_at(in->sampler, (uint64_t)llround(c->train.epochs * (double)rows));
     else if (c->train.epochs > 0)
         in->total_steps = (uint64_t)llround(c->train.epochs * (double)per_epoch);
+    else if (in->moved)
+        in->total_steps = mt_sampler_step_at(in->sampler, mt_div_up(tokens, seq_len));
     else
-        in->total_steps = mt_div_up(tokens - done, (size_t)(n->rows_per_step * n->seq_len)) +
-                          (in->moved ? in->resumed.step : 0);
+        in->total_steps = mt_div_up(tokens, (uint64_t)n->rows_per_step * seq_len);
     if (!in->total_steps && c->train.epochs > 0)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.epochs = %g is less than a step",
                        c->train.epochs);

@@ -582,9 +582,17 @@ def another_batch_size_repeats_no_row_and_leaves_none_out(tmp, model, data):
         run(2, "--max-steps=2", **length)
         said = run(3, "--resume", expect=2, **length)
         assert "train.batch_size: 2 -> 3" in said and "go on after the 4 rows" in said, said
-        run(3, "--resume", "--force", "--max-steps=4", **length)
-        run(3, "--resume", **length)
-        steps = [m for m in metrics(out) if "loss" in m]
+        shutil.copytree(out, out + "-before", symlinks=True)
+        results = []
+        for stop in ("--max-steps=4",), ():  # stopped once more, it is the same run
+            shutil.rmtree(out)
+            shutil.copytree(out + "-before", out, symlinks=True)
+            run(3, "--resume", "--force", *stop, **length)
+            run(3, "--resume", **length)
+            steps = [m for m in metrics(out) if "loss" in m]
+            results.append([(m["loss"], m["lr"]) for m in steps])
+        assert results[0] == results[1], results
+        shutil.rmtree(out + "-before")
         epochs = [round(m["epoch"] * len(lengths)) for m in steps]
         assert epochs[:6] == [2, 4, 7, 10, 11, 14] and epochs[-1] == 2 * len(lengths), epochs
         assert steps[epochs.index(len(lengths))]["tokens"] == sum(lengths) and steps[-1]["tokens"] == 2 * sum(lengths), steps
