@@ -44,11 +44,12 @@ static int find_merged(char **base, const struct cli_args *args, struct mt_err *
 {
     const char *from = args->operands[0];
     MT_CLOSED_BY(mt_train_state_finish) struct mt_train_state s = {.step = 0};
-    int rc = 0;
-    if (mt_peft_is_folder(from) && !mt_checkpoint_read_state(from, &s, NULL) && s.blocks.on)
-        rc = s.blocks.overlay ? find_overlay(base, from, s.blocks.overlay, cli_arg(args, "model"), err)
-                              : find_base(base, args, err);
-    return rc;
+    MT_FREED char *overlay = NULL;
+    mt_overlay_of_adapters(&overlay, from, NULL); /* also of those that were saved without a state */
+    if (overlay)
+        return find_overlay(base, from, overlay, cli_arg(args, "model"), err);
+    bool merges = mt_peft_is_folder(from) && !mt_checkpoint_read_state(from, &s, NULL) && s.blocks.on;
+    return merges ? find_base(base, args, err) : 0;
 }
 
 /* The evaluation loss of the configuration with another model. */

@@ -20,6 +20,7 @@
 #include "checkpoint/manifest.h"
 #include "hf/safetensors.h"
 #include "weights/packed_files.h"
+#include "weights/peft.h"
 
 #define PREFIX "overlay-"
 #define INDEX "model.safetensors.index.json"
@@ -348,19 +349,29 @@ int mt_overlay_write(const struct mt_overlay_write *o, char **name, struct mt_er
     return *name ? 0 : mt_fail_nomem(err, text, sizeof(text));
 }
 
+int mt_overlay_of_adapters(char **name, const char *dir, struct mt_err *err)
+{
+    MT_FREED char *base = NULL;
+    *name = NULL;
+    int rc = mt_peft_is_folder(dir) ? mt_peft_base_model(&base, dir, err) : 0;
+    const char *last = base ? strrchr(base, '/') : NULL;
+    bool is_one = last && !strncmp(last + 1, PREFIX, sizeof(PREFIX) - 1);
+    return is_one && !(*name = strdup(last + 1)) ? mt_fail_nomem(err, dir, strlen(last)) : rc;
+}
+
 /* Appends the overlay that a checkpoint goes on from, as a line; false: its state cannot be read, and may name any. One
- * of weights alone has no state, and is whole. */
+ * of weights alone has no state: it is whole, or adapters. */
 static bool add_named(const char *dir, const char *checkpoint, struct mt_str *named)
 {
     MT_JSON_FREED cJSON *state = NULL;
+    MT_FREED char *own = NULL;
     const char *path = MT_PATH("%s/%s/megatrain/" MT_STATE_NAME, dir, checkpoint);
     int rc = mt_json_read_file(&state, path, MT_ERR_CHECKPOINT, NULL);
-    if (rc)
-        return rc == -ENOENT || rc == -ENOTDIR;
-    const cJSON *overlay = mt_json_get(mt_json_get(state, "blocks"), "overlay");
-    if (cJSON_IsString(overlay))
-        mt_str_printf(named, "%s\n", overlay->valuestring);
-    return !named->failed;
+    if (rc == -ENOENT || rc == -ENOTDIR)
+        rc = mt_overlay_of_adapters(&own, MT_PATH("%s/%s", dir, checkpoint), NULL);
+    const char *overlay = own ? own : mt_json_string(mt_json_get(state, "blocks"), "overlay", "");
+    mt_str_printf(named, "%s\n", overlay);
+    return !rc && !named->failed;
 }
 
 void mt_overlay_prune(const char *dir, const char *current)

@@ -42,6 +42,9 @@ int mt_overlay_write(const struct mt_overlay_write *o, char **name, struct mt_er
  * pieces go with it. rest: [model->n_tensors] receives names, borrowed from the model; returns how many.
  */
 size_t mt_overlay_rest(const char **rest, const struct mt_st_model *model, const char **own, size_t n);
+/** The name of the overlay that a folder of adapters has as its model, for the caller to free; *name NULL: another, or
+ * no such folder. */
+int mt_overlay_of_adapters(char **name, const char *dir, struct mt_err *err);
 /** Removes the overlays of DIR, but for `current` (or NULL), that no checkpoint there names. */
 void mt_overlay_prune(const char *dir, const char *current);
 /**

@@ -56,6 +56,14 @@ def exports_are_whole_models(tmp, model, out):
         assert "/overlay-1-" in json.load(f)["base_model_name_or_path"], "they are not of the model's own weights"
 
 
+def weights_alone_keep_what_they_rest_on(tmp, model, out):
+    """Of checkpoints without a state, too, what adapters were merged into stays beside them."""
+    alone = os.path.join(tmp, "weights")
+    megatrain("-q", "run", settings(tmp, model, alone, checkpoint__save="weights"))
+    for step in (4, 8): # of different overlays
+        assert exported(alone, step) == exported(out, step), step
+
+
 def the_rate_rises_again(out):
     rates = {m["step"]: m["lr"] for m in metrics(out) if "lr" in m}
     assert rates[4] == 0 and rates[7] == 0, rates
@@ -152,6 +160,7 @@ with tempfile.TemporaryDirectory() as tmp:
     megatrain("-q", "run", settings(tmp, model, out))
     want = result(out)
     exports_are_whole_models(tmp, model, out)
+    weights_alone_keep_what_they_rest_on(tmp, model, out)
     the_rate_rises_again(out)
     the_plan_knows_what_a_merge_writes(out)
     stopped_anywhere(tmp, model, want)
