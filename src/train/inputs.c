@@ -37,6 +37,20 @@ static int lay_out(struct mt_inputs *in, struct mt_err *err)
     return rc ? rc : mt_plan_lay_out(&in->layout, &in->halves, in->cfg, &in->hf, in->weights_dir, &in->resumed, err);
 }
 
+/* Adapters of a run that merges them belong to what others were merged into. */
+static int check_adapted(const struct mt_inputs *in, struct mt_err *err)
+{
+    const char *path = in->cfg->adapter.path;
+    MT_FREED char *overlay = NULL;
+    if (*path && !in->resumed.dir)
+        mt_overlay_of_adapters(&overlay, path, NULL);
+    return !overlay || strstr(in->model_dir, overlay)
+               ? 0
+               : mt_fail(err, MT_ERR_USAGE, -EINVAL, "the adapters in %s are of %s, which others were merged into before, and not of %s: "
+                         "name the folder beside that checkpoint as the model, or export the checkpoint (megatrain export), which makes "
+                         "one model of all", path, overlay, in->model_dir);
+}
+
 static int open_model(struct mt_inputs *in, struct mt_err *err)
 {
     int rc = mt_hf_find_model(&in->model_dir, in->cfg->model.path, err);
@@ -44,7 +58,7 @@ static int open_model(struct mt_inputs *in, struct mt_err *err)
     if (!rc && in->cfg->numerics.router_aux_loss > 0 && !in->hf.moe.n_experts)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.router_aux_loss balances the experts of a mixture, and %s is none: "
                      "remove it", in->model_dir);
-    rc = rc ?: lay_out(in, err);
+    rc = rc ?: check_adapted(in, err) ?: lay_out(in, err);
     if (rc)
         return rc;
     int64_t reach = in->hf.n_ropes ? mt_rope_reach(&in->hf.rope[0]) : in->hf.max_pos;
