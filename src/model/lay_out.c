@@ -58,9 +58,9 @@ static bool of_another_block(struct mt_layout_builder *b, const char *name, int 
     return hit;
 }
 
-static bool frozen(struct mt_layout_builder *b, const char *name, int layer)
+static bool frozen(struct mt_layout_builder *b, const char *name)
 {
-    bool hit = of_another_block(b, name, layer);
+    bool hit = false;
     if (mt_layout_has_adapters(b))
         return !trained_also(b, name, false);
     for (size_t i = 0; i < b->p->n_freeze; i++)
@@ -84,7 +84,9 @@ static void add_tensor(struct mt_layout_builder *b, const struct mt_layout_place
     t->matrix = mt_layout_is_matrix(b, at, t);
     t->rank = b->p->rank;
     b->u->n_params += t->n;
-    mt_layout_set_trainable(b, t, !tensor->constant && !frozen(b, t->name, at->part->layer));
+    bool may = !tensor->constant && !frozen(b, t->name);
+    t->waits = of_another_block(b, t->name, at->part->layer) && may;
+    mt_layout_set_trainable(b, t, may && !t->waits);
     t->saved_along = tensor->constant && mt_layout_has_adapters(b) && trained_also(b, t->name, true);
 }
 
@@ -457,14 +459,14 @@ static void list_segments(struct mt_layout *l)
     }
 }
 
-/* A tensor of the files is trained or frozen as a whole: overlays and checkpoints have it so. */
+/* A tensor of the files is trained or frozen as a whole, in later blocks, too: overlays and checkpoints have it so. */
 static int check_whole(const struct mt_layout *l, struct mt_err *err)
 {
     for (const struct mt_stored *s = l->stored; s < l->stored + l->n_stored; s++) {
         const struct mt_tensor *first = &l->tensors[l->pieces[s->first_piece]];
         for (size_t k = 1; k < s->n_pieces; k++) {
             const struct mt_tensor *t = &l->tensors[l->pieces[s->first_piece + k]];
-            if (t->trainable != first->trainable)
+            if (t->trainable != first->trainable || t->waits != first->waits)
                 return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.blocks: the model's files have %s and %s in one tensor, %s: "
                                "name both or neither in model.freeze and train.blocks_always", first->name, t->name, s->name);
         }

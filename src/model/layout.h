@@ -63,6 +63,7 @@ struct mt_tensor {
     size_t number;    /* its index in the layout of its learner alone: of the random numbers that its updates draw */
     bool saved_along; /* a constant of a module that adapter.train_also names: PEFT's files have it beside what is
                          trained */
+    bool waits;       /* frozen only while another block is trained */
     bool decay;       /* weight decay applies */
     bool matrix;      /* for optimizers of matrices (mt_layout_params.matrices) */
     size_t rank;      /* mt_layout_params.rank */

@@ -91,6 +91,25 @@ static const struct mt_optimizer *optimizer_of(const struct mt_config *c)
     return o && o->zeroth && n->mezo.small < 1 ? &mt_mezo_small : o;
 }
 
+/* Refuses blocks without anything to train, before the first one is trained. p: of the one that is laid out. */
+static int check_blocks(const struct mt_layout *l, const struct mt_blocks *b, const struct mt_layout_params *p,
+                        struct mt_err *err)
+{
+    int first = 0, end = 0;
+    bool any = true;
+    for (uint64_t block = 0; block < b->n && any; block++) {
+        mt_blocks_layers(b, block, &first, &end);
+        any = false;
+        for (const struct mt_tensor *t = l->tensors; t < l->tensors + l->n_tensors && !any; t++) {
+            int layer = l->units[t->unit].layer;
+            bool always = t->trainable && (layer < p->first_layer || layer >= p->end_layer);
+            any = always || ((t->trainable || t->waits) && layer >= first && layer < end);
+        }
+    }
+    return any ? 0 : mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.freeze leaves nothing to train in layers %d to %d, a block of "
+                             "train.blocks", first, end - 1);
+}
+
 /* Lays out for n specs of adapters. */
 static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, const struct mt_lay_out *o,
                          struct mt_adapter_spec *adapter, size_t n, struct mt_err *err)
@@ -125,10 +144,7 @@ static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, c
     }
     if (c->placement.expert_group != MT_AUTO)
         p.cut.expert_group = (size_t)c->placement.expert_group;
-    rc = lay_out_once(layout, o, &p, only, err);
-    if (!rc && blocks.n && !(*layout)->n_trained)
-        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.freeze leaves nothing to train in layers %d to %d, a block of "
-                     "train.blocks", p.first_layer, p.end_layer - 1);
+    rc = lay_out_once(layout, o, &p, only, err) ?: check_blocks(*layout, &blocks, &p, err);
     if (!rc && c->placement.unit == MT_CUT_AUTO) {
         size_t group = p.cut.expert_group;
         p.cut = mt_cut_half;
