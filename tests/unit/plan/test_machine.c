@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/fs.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "machine/machine.h"
 #include "plan/search.h"
@@ -49,6 +50,23 @@ TEST(a_profile_reads_back_as_it_was_written)
     assert_string_equal(text.p, again.p);
     assert_int_equal(b.n_samples, 1);
     assert_true(mt_same_operation(&a.samples[0].op, &b.samples[0].op));
+}
+
+TEST(as_json_a_profile_has_its_samples_by_name)
+{
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = {0};
+    MT_JSON_FREED cJSON *o = cJSON_CreateObject();
+    char ini[1000];
+    const char *ops = strstr(good, "[ops]");
+    snprintf(ini, sizeof(ini), "%.*s[updates]\nlion/4 = 0.6 measured\n%s", (int)(ops - good), good, ops);
+    MUST(read_text, &m, ini);
+    mt_machine_to_json(&m, o);
+    const cJSON *adam = mt_json_get(o, "adam_ns"), *updates = mt_json_get(o, "updates_ns"), *all = mt_json_get(o, "ops");
+    assert_int_equal(cJSON_GetArraySize(adam) + cJSON_GetArraySize(updates) + cJSON_GetArraySize(all), 4);
+    assert_near(mt_json_number(adam, "1", 0), 2.4);
+    assert_near(mt_json_number(adam, "4", 0), 0.8);
+    assert_near(mt_json_number(updates, "lion/4", 0), 0.6);
+    assert_near(mt_json_number(all, "gemm_nt.bf16.0.256x512x128:33554432:720896", 0), 2.5e-4);
 }
 
 TEST(sources_read_back_as_they_were_written)
