@@ -18,7 +18,7 @@
 #include "checkpoint/quantization.h"
 #include "weights/peft.h"
 
-enum { PIECE = 2 << 20, MOST_ELEM_BYTES = 8 }; /* elements; bytes of an element */
+enum { PIECE = 1 << 18, MOST_ELEM_BYTES = 8 }; /* elements; bytes of an element */
 enum { MOST_BYTES = 256 << 20 }; /* of a small file */
 
 /* Writes a tensor; its sum is added to `sums`, unless that is NULL. */

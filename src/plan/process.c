@@ -15,7 +15,7 @@ enum {
     OWN_THREADS = 12,           /* of queues and data; compute and optimizer threads come on top */
     TENSOR = 768,               /* names, and entries in lists of files read and written */
     TOKEN = 3 * 40,             /* eight arrays and two sums per token; two steps' batches and the uploaded one */
-    SAVED_PIECE = 8 * MIB,      /* of a tensor that is being saved to a checkpoint */
+    SAVED_PIECE = MIB,          /* of a tensor that is being saved to a checkpoint */
     UNIT_ON_DRIVES = 96 * KIB,
     UNKNOWN = 32 * MIB,         /* program and libraries, if not measured here */
     UNKNOWN_THREAD = 5 * MIB,

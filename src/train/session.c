@@ -2,6 +2,9 @@
 #include "train/session.h"
 
 #include <stdlib.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <string.h>
 #include <time.h>
 
@@ -61,12 +64,22 @@ static int warm(const struct mt_setup *setup, const struct mt_engine_params *e, 
     return mt_plan_warm(e, &setup->choice.engine.program, known ? &first : NULL, err);
 }
 
+/* From now on freed arrays of 1 MiB or more go back to the kernel at once. By itself glibc keeps what such arrays had,
+ * and as small lists come to lie there the next one takes more: memory that no table has. */
+static void return_freed(void)
+{
+#ifdef M_MMAP_THRESHOLD
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);
+#endif
+}
+
 int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct mt_err *err)
 {
     struct mt_plane_set_params p = {.elems = NULL};
     struct mt_engine_params e = mt_setup_engine_params(setup);
     struct io_choice io = {.faulty = false};
     *s = (struct mt_session){.setup = setup};
+    return_freed();
     int rc = setup->request.train ? warm(setup, &e, err) : 0;
     rc = rc ?: mt_setup_plane_params(setup, &p, err);
     if (!rc && setup->request.train)

@@ -233,6 +233,16 @@ def check_files(tmp, sizes, hidden, ffn, budget, seq_len):
     assert host[1] - host[0] < 0.1 * more and peaks[1] - peaks[0] < 0.1 * more + (4 << 20)
 
 
+def check_merges(tmp, layers, hidden, ffn, budget, seq_len):
+    """What merging adapters takes is given back: each merge has matrices of 2M elements to write and to read again."""
+    model = write_dense(tmp, layers, hidden, ffn)
+    write_zeros(model, layers, hidden, ffn)
+    _, promised, peak, _ = run_adapters(tmp, "merges", model, budget, seq_len, model__dtype="f32", model__init="weights", train__steps=3,
+                                        adapter__merge_every=1, data__eval="")
+    print(f"merges: promised {promised / 2**20:.1f} MiB, measured {peak / 2**20:.1f} MiB", flush=True)
+    keeps_the_table(promised, peak, SLACK)
+
+
 def main(tmp):
     if FULL:  # 4 GiB of memory, some minutes
         large = (576, 1728, 64)
@@ -248,6 +258,8 @@ def main(tmp):
             check(tmp, dtype, small, 10, 0, SLACK)
             check_disk(tmp, dtype, small, 10, 128, SLACK)
             check_mixture(tmp, dtype, (128, 128, 64), 10, SLACK)
+        if "f32" in sys.argv:
+            check_merges(tmp, 2, 512, 4096, 72, 16)
     if FULL or "bf16" in sys.argv:
         check_packed(tmp, 24, 512, 1536, 32, 64, SLACK)
         check_files(tmp, (3, 9), 1024, 2048, 96, 64)
