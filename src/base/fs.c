@@ -117,6 +117,14 @@ int mt_pwrite_all(int fd, const void *data, size_t len, uint64_t offset)
     return move_all(PWRITE, fd, (void *)(uintptr_t)data, len, offset);
 }
 
+/* The lines that git-lfs leaves in place of a file that it has not fetched. */
+static bool is_lfs_pointer(int fd)
+{
+    static const char first[] = "version https://git-lfs.github.com/spec/";
+    char text[sizeof(first) - 1];
+    return !mt_pread_all(fd, text, sizeof(text), 0) && !memcmp(text, first, sizeof(text));
+}
+
 int mt_open_regular(const char *path, struct mt_err *err)
 {
     struct stat st;
@@ -127,9 +135,13 @@ int mt_open_regular(const char *path, struct mt_err *err)
             close(fd);
         return rc;
     }
-    if (S_ISREG(st.st_mode))
+    bool pointer = S_ISREG(st.st_mode) && is_lfs_pointer(fd);
+    if (S_ISREG(st.st_mode) && !pointer)
         return fd;
     close(fd);
+    if (pointer)
+        return mt_fail(err, MT_ERR_INPUT, -ENODATA, "%s is only git-lfs's pointer to the file: get that, with git lfs pull in "
+                       "its folder or hf download", path);
     if (S_ISDIR(st.st_mode))
         return mt_fail(err, MT_ERR_RUNTIME, -EISDIR, "cannot read %s: it is a folder", path);
     return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "cannot read %s: it is a pipe, a socket or a device, not a file", path);

@@ -21,7 +21,8 @@ void mt_close_stream(FILE **f);
 
 /**
  * Opens a file to read it, if it is a regular one: models and checkpoints of strangers may have pipes and devices in
- * their files' places, which never end, or never begin. The descriptor, or a negative errno (MT_ERR_RUNTIME).
+ * their files' places, which never end, or never begin. The descriptor, or a negative errno (MT_ERR_RUNTIME); -ENODATA
+ * (MT_ERR_INPUT): git-lfs has not fetched it yet.
  */
 int mt_open_regular(const char *path, struct mt_err *err);
 /**

@@ -205,6 +205,9 @@ static int add(struct mt_source_list *l, const char *path, double weight, const 
 {
     if (mt_is_dir(path))
         return is_folder(l, path, err);
+    MT_FD_CLOSED int fd = mt_open_regular(path, err);
+    if (fd == -ENODATA)
+        return fd;
     if (!mt_grow(&l->items, &l->cap, l->n + 1, sizeof(*l->items)))
         return mt_fail_nomem(err, "the list of data files", l->n * sizeof(*l->items));
     struct mt_source_file f = {strdup(path), weight, entry ? strdup(entry) : NULL, NULL};

@@ -413,6 +413,15 @@ static void spell_infinities(char *text, size_t len)
     }
 }
 
+/* A key that an object has with two values, of which transformers takes the last and cJSON the first; NULL: none. */
+static const char *key_twice(const cJSON *o)
+{
+    const char *found = NULL;
+    for (const cJSON *c = o->child; c && !found; c = c->next)
+        found = c->string && !cJSON_Compare(mt_json_get(o, c->string), c, true) ? c->string : key_twice(c);
+    return found;
+}
+
 int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, const char *name,
                        struct mt_err *err)
 {
@@ -426,6 +435,9 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
     int rc = mt_json_parse(&root, spelt, len, name, MT_ERR_INPUT, err);
     if (!rc && !cJSON_IsObject(root))
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON object", name);
+    const char *twice = rc ? NULL : key_twice(root);
+    if (twice)
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"%s\" is there twice, with different values: remove one", name, twice);
     if (!rc) {
         struct mt_keys r = {root, name, err, 0};
         if (read_family(&r, c))
@@ -508,6 +520,15 @@ static void find_experts(struct mt_hf_config *c, const char *dir)
     }
 }
 
+static bool has_gguf(const char *dir)
+{
+    bool has = false;
+    MT_DIR_CLOSED DIR *d = opendir(dir);
+    for (const struct dirent *e; d && !has && (e = readdir(d));)
+        has = mt_path_has_extension(e->d_name, ".gguf");
+    return has;
+}
+
 /* A folder without config.json may be one that is easily taken for a model's. */
 static void say_what_it_is(const char *dir, struct mt_err *err)
 {
@@ -516,6 +537,8 @@ static void say_what_it_is(const char *dir, struct mt_err *err)
         mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is a folder of adapters, not of a model: name it as adapter.path, or --adapter", dir);
     else if (mt_path_exists(latest))
         mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is the folder of a run: name one of its checkpoints, such as %s", dir, latest);
+    else if (has_gguf(dir))
+        mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s has GGUF files: get the model that they were made from, with config.json and safetensors", dir);
 }
 
 int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *err)

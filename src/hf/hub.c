@@ -29,7 +29,9 @@ int mt_hf_find_model(char **dir, const char *model, struct mt_err *err)
                        "model \"%s\": neither a folder nor in the Hugging Face cache; get it with: "
                        "hf download %s",
                        model, model);
-    return mt_fail(err, MT_ERR_INPUT, -ENOENT, "model \"%s\": no such folder", model);
+    return mt_fail(err, MT_ERR_INPUT, -ENOENT,
+                   mt_path_exists(model) ? "model \"%s\" is a file: name a folder with config.json and safetensors, from which GGUF is made, too"
+                                         : "model \"%s\": no such folder", model);
 }
 
 /* What follows the organisation in a name that repeats it: "nvidia/NVIDIA-NAME"; else NULL. slash: in the model's name. */

@@ -383,11 +383,14 @@ static int fail_no_weights(const char *dir, struct mt_err *err)
     const char *latest = MT_PATH("%s/latest", dir);
     bool old = mt_path_exists(MT_PATH("%s/pytorch_model.bin", dir)) ||
                mt_path_exists(MT_PATH("%s/pytorch_model.bin.index.json", dir));
-    char shard[256];
+    char shard[256] = "";
     if (mt_path_exists(latest))
         return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is the folder of a run: name one of its checkpoints, such as %s", dir,
                        latest);
-    if (!old && find_shard(dir, shard))
+    if (!old && find_shard(dir, shard) && !mt_path_exists(MT_PATH("%s/%s", dir, shard)))
+        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s/%s is a link to a file that is not there: copy the files that links name, too "
+                       "(cp -rL), or get the model anew", dir, shard);
+    if (!old && *shard)
         return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s has %s, but neither " ONE " nor " INDEX ", which names the file of each "
                        "tensor: get it from where the model is from", dir, shard);
     return mt_fail(err, MT_ERR_INPUT, -ENOENT,

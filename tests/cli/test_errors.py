@@ -12,6 +12,7 @@ import tempfile
 
 from tiny import BINARY, base, config, megatrain, read_safetensors, write_data, write_ini, write_model, write_safetensors
 
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
 FAILED = []
 RUN = []
 
@@ -145,8 +146,14 @@ def model_cases(tmp, data):
     args = run(c)
     open(os.path.join(d, "config.json"), "w").write('{"a": 1,\n "b": }')
     check("broken config.json", args, 3, "config.json:2:")
+    open(os.path.join(d, "config.json"), "w").write(json.dumps(c)[:-1] + ', "rope_parameters": {"rope_type": "linear", "factor": 2, "factor": 4}}')
+    check("a key with two values", args, 3, "config.json", '"factor" is there twice')
     os.remove(os.path.join(d, "config.json"))
     check("no config.json", args, 3, "config.json")
+    open(os.path.join(d, "m.gguf"), "w").close()
+    check("a folder of GGUF", args, 3, "get the model that they were made from")
+    ini = write_ini(os.path.join(tmp, "file.ini"), base(os.path.join(d, "m.gguf"), data, os.path.join(tmp, "o")))
+    check("a file of GGUF", ["-q", "run", ini], 3, "m.gguf", "is a file: name a folder")
     ini = write_ini(os.path.join(tmp, "hub.ini"), base("someone/some-model", data, os.path.join(tmp, "o")))
     check("not in the cache", ["-q", "run", ini], 3, "hf download someone/some-model", env={"HF_HOME": tmp})
 
@@ -156,6 +163,9 @@ def model_cases(tmp, data):
         "pytorch only": (lambda d: open(os.path.join(d, "pytorch_model.bin"), "w").close(), "convert"),
         "shards alone": (lambda d: [open(f"{d}/model-0000{i}-of-00002.safetensors", "w").close() for i in (2, 1)],
                          "model-00001-of-00002.safetensors, but neither"),
+        "a link to nothing": (lambda d: os.symlink("../../blobs/0", d + "/model.safetensors"), "model.safetensors is a link to a file that is not there"),
+        "a pointer of git-lfs": (lambda d: open(d + "/model.safetensors", "w").write(POINTER), "model.safetensors is only git-lfs's pointer"),
+        "an index that is one": (lambda d: open(d + "/model.safetensors.index.json", "w").write(POINTER), "index.json is only git-lfs's pointer"),
         "too short": (lambda d: open(os.path.join(d, "model.safetensors"), "wb").write(b"abc"), "too short"),
         "header length lies": (lambda d: safetensors(d + "/model.safetensors", {"a": one}, bytes(8), 1 << 60), "truncated"),
         "truncated data": (lambda d: safetensors(d + "/model.safetensors", {"a": one}, bytes(4)), "truncated"),
@@ -237,6 +247,7 @@ def data_cases(tmp, model):
     line = json.dumps({"input_ids": [1, 2, 3]}) + "\n"
     check("data: broken JSON", run("a.jsonl", line + '{"input_ids": [1,}\n'), 3, "a.jsonl:2:")
     check("data: token beyond", run("a.jsonl", '{"input_ids": [1, 272]}\n'), 3, "a.jsonl:1", "272", "vocab_size")
+    check("data: a pointer of git-lfs", run("a.txt", POINTER, data__tokenizer="byte"), 3, "a.txt is only git-lfs's pointer")
     check("data: negative token", run("a.jsonl", '{"input_ids": [1, -1]}\n'), 3, "a.jsonl:1")
     check("data: fraction", run("a.jsonl", '{"input_ids": [1, 2.5]}\n'), 3, "input_ids[1]")
     check("data: labels length", run("a.jsonl", '{"input_ids": [1, 2], "labels": [1]}\n'), 3, "differ in length")
