@@ -179,7 +179,7 @@ static void consider_both(struct list *l, const struct mt_plan_request *r, const
 
 /* Drives alone do not help: the least device memory with them. */
 static void consider_with_drives(struct list *l, const struct mt_plan_request *r, const struct memory *device,
-                                 const char *drives)
+                                 const char *drives, const char *options)
 {
     struct mt_plan_request t = *r;
     uint64_t *budget = &t.placement.device_budget.bytes;
@@ -190,8 +190,8 @@ static void consider_with_drives(struct list *l, const struct mt_plan_request *r
     for (int tries = 0; tries < MORE && !fits; tries++) {
         unsigned long long gib = whole_gib(device, tries ? *budget + (*budget >> 5) : least);
         *budget = device->budget(gib << 30);
-        fits = consider(l, &t, true, "device memory of %llu GiB and %s (%s %lluGiB --nvme 6.5GB/s --drives %d; "
-                        "memory.nvme_paths)", gib, drives, device->option, gib, (int)r->drives);
+        fits = consider(l, &t, true, "device memory of %llu GiB and %s (%s %lluGiB %s%d; memory.nvme_paths)", gib, drives,
+                        device->option, gib, options, (int)r->drives);
     }
 }
 
@@ -273,18 +273,20 @@ static void consider_hardware(struct list *l, const struct mt_plan_request *r)
     for (size_t i = 0; i < MT_ARRAY_LEN(id); i++)
         m.rate[id[i]] = (struct mt_rate){typical[i], MT_RATE_RATED};
     t.machine = &m;
+    const char *options = r->placement.states == MT_STATES_HOST ? "--set memory.states=auto --nvme 6.5GB/s --drives "
+                                                                : "--nvme 6.5GB/s --drives ";
     t.placement.states = MT_STATES_AUTO;
     MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice one = {0};
     bool has_one = false; /* two drives then have its placement, which is no slower with them: a search takes seconds */
     for (t.drives = 1; t.drives <= 2; t.drives++) {
         const char *drives = t.drives == 1 ? "an NVMe drive" : "two NVMe drives";
-        snprintf(text, sizeof(text), "%s (--nvme 6.5GB/s --drives %d; memory.nvme_paths)", drives, t.drives);
+        snprintf(text, sizeof(text), "%s (%s%d; memory.nvme_paths)", drives, options, t.drives);
         if (has_one)
             consider_more(l, &t, &one, text);
         else
             has_one = search(&one, l, &t, true, text);
         if (!alone && !has_one)
-            consider_with_drives(l, &t, &device, drives);
+            consider_with_drives(l, &t, &device, drives, options);
     }
 }
 

@@ -265,6 +265,9 @@ def two_parts_are_offered_together(tmp):
     assert not fits and all(c.startswith("device memory of") for c in changes), changes
     for part in ("host memory of", "NVMe drive"):
         assert ask(follow(args, next(c for c in changes if part in c)))[0], changes
+    args += ("--set", "memory.states=host")  # which drives are no use with
+    changes = [c["change"] for c in ask(args)[1]["changes"]]
+    assert ask(follow(args, next(c for c in changes if "NVMe drive" in c)))[0], changes
 
 
 def recomputing_comes_before_hardware(tmp):
