@@ -188,7 +188,8 @@ static int no_fit(struct plan_view *v, const struct cli_args *args, const struct
         return EXIT_NO_FIT;
     }
     cli_fail(err);
-    fprintf(stderr, !n ? "No single change makes it fit.\n"
+    fprintf(stderr, !n && v->unmeasured.code ? "No lean setting makes it fit. Other changes are tried once this machine is measured: megatrain probe all\n"
+                    : !n                     ? "No single change makes it fit.\n"
                     : v->unmeasured.code ? "It would fit with any one of these changes:\n"
                                          : "It would fit with any one of these changes (with its seconds per step):\n");
     for (size_t i = 0; i < n; i++)

@@ -290,6 +290,7 @@ def machine_cases(tmp, model, data):
     assert os.path.exists(os.path.join(out, "something"))
     ini = write_ini(os.path.join(tmp, "x.ini"), base(model, data, os.path.join(tmp, "o1"), memory__device_budget="100KiB"))
     check("device budget", ["-q", "run", ini], 4, "device budget", "at least")
+    check("what else would fit is not known", ["-q", "plan", ini], 4, "No lean setting makes it fit", "probe all", env=nothing)
     ini = write_ini(os.path.join(tmp, "x.ini"), base(model, data, os.path.join(tmp, "o2"), memory__host_budget="1MiB"))
     said = check("host budget", ["-q", "run", ini], 4, "will not fit", "memory.host_budget", "short")
     wanted, allowed, gap = (float(x) for x in re.findall(r"([\d.]+) MiB", said))
