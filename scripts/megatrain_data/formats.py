@@ -280,6 +280,8 @@ def prompt_completion(record):
         return Pair(prompt, completion)
     if isinstance(prompt, list) and isinstance(completion, list):
         return chat(prompt + completion, record, [False] * len(prompt) + [None] * len(completion))
+    if completion is None:
+        raise Bad('there is a "prompt", but no "completion": name yours by data.columns = completion:...')
     raise Bad('"prompt" and "completion" must both be strings, or both be lists of messages')
 
 
