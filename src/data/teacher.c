@@ -281,7 +281,9 @@ int mt_teacher_open(mt_teacher **out, const struct mt_teacher_params *p, struct 
         return mt_fail_nomem(err, p->path, sizeof(*t));
     *t = (mt_teacher){.fd = mt_open_regular(p->path, err), .path = strdup(p->path), .data = p->data, .top = p->top,
                       .vocab = p->vocab};
-    int rc = t->fd < 0 ? t->fd : t->path ? 0 : mt_fail_nomem(err, p->path, strlen(p->path));
+    int rc = t->fd < 0 ? mt_fail_prefix(err, t->fd, "distill.teacher, a file that megatrain score --top makes")
+             : t->path ? 0
+                       : mt_fail_nomem(err, p->path, strlen(p->path));
     rc = rc ?: read_header(t, err)
             ?: check(t, p, err)
             ?: find_samples(t, err);

@@ -266,6 +266,7 @@ def data_cases(tmp, model):
     check("data: not an object", run("a.jsonl", "[1, 2]\n"), 3, "object")
     check("data: an answer of another name", run("a.jsonl", '{"prompt": "a", "response": "b"}\n', data__tokenizer="byte"), 3, "a.jsonl:1",
           'no "completion"', "data.columns = completion:")
+    check("data: a folder as teacher", run("a.jsonl", line, train__objective="distill", distill__teacher=model), 1, "distill.teacher", "it is a folder")
     check("data: lone surrogate", run("a.jsonl", '{"text": "\\ud800"}\n', data__tokenizer="byte"), 3, "a.jsonl:1")
     check("data: text without a tokenizer", run("a.txt", "hello there"), 3, "tokenizer.json", "data.tokenizer")
     check("data: not compressed", run("a.jsonl.gz", "x", data__tokenizer="byte"), 3, "a.jsonl.gz", "cannot read")
