@@ -288,7 +288,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->dt = p->dtype;
     m->c = (size_t)p->layout->cfg.hidden;
     m->coded_rows = coded_rows(p, dev);
-    m->expert_gradient = p->layout->cfg.moe.n_experts ? mt_expert_gradient_elems(p->layout) : 0;
+    m->expert_gradient = mt_expert_gradient_elems(p->layout);
     m->input_bytes = mt_inputs_layout(&in, p, NULL);
     m->used_bytes = used_bytes(p);
     m->stats_bytes = mt_model_stats_bytes(p);

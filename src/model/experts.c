@@ -117,13 +117,14 @@ static struct span adapters_of(const struct mt_param *p)
 
 size_t mt_expert_gradient_elems(const struct mt_layout *l)
 {
-    size_t at[MT_EXPERT_MAX_PARAMS], adapters = 0;
+    size_t at[MT_EXPERT_MAX_PARAMS], params = 0, adapters = 0;
     for (size_t i = 0; i < l->n_parts; i++)
         if (l->parts[i].n_experts) {
             struct span s = adapters_of(l->parts[i].expert[0]);
+            params = lay_out_gradient(at, l->parts[i].expert[0]);
             adapters = MT_MAX(adapters, s.end - s.first);
         }
-    return lay_out_gradient(at, l->experts[0]) + adapters;
+    return params + adapters;
 }
 
 static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *, mt_device *dev)

@@ -120,7 +120,7 @@ struct mt_model {
     struct mt_own_scratch own;                    /* of the stream that is turned to */
     struct mt_own_scratch side[MT_MAX_SIDES + 1]; /* of the others: of COMPUTE, then of side streams (sides.h) */
     int n_sides;
-    size_t expert_gradient; /* mt_expert_gradient_elems(); 0: the model is no mixture */
+    size_t expert_gradient; /* mt_expert_gradient_elems(); 0: no layer is a mixture */
     struct mt_outputs outputs;
     void *side_memory;                            /* of the device */
     mt_event *side_event[MT_SIDE_EVENTS];
