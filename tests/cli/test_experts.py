@@ -78,7 +78,7 @@ def placement_moves_no_bit(tmp, model, data):
             if dtype == "f32" and (SLOW and name != "all on disk" or
                                    name in ("half layers", "eval and save at every step", "groups of 3")):
                 continue
-            other = run(tmp, f"{name} {dtype}", model, data, env, model__dtype=dtype, **tight(tmp, model, data, over))
+            other = run(tmp, f"{name} {dtype}", model, data, env, **tight(tmp, model, data, {**over, "model__dtype": dtype}))
             assert other[0] == first[0], (dtype, name, other[0], first[0])
             assert other[1] == first[1], (dtype, name)
         resumed(tmp, model, data, dtype, first)
