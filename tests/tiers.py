@@ -58,10 +58,10 @@ def sources(build):
                     yield source
 
     found = {t["name"]: set(own(t)) for t in introspected(build, "tests")}
-    scripts = {s for own in found.values() for s in own if s.endswith(".py")}
+    scripts = {s for some in found.values() for s in some if s.endswith(".py")}
     imports = {s: modules_of(s) for s in scripts}
     users = collections.Counter(m for modules in imports.values() for m in modules)
-    return {name: own | {m for s in own for m in imports.get(s, ()) if users[m] == 1} for name, own in found.items()}
+    return {name: some | {m for s in some for m in imports.get(s, ()) if users[m] == 1} for name, some in found.items()}
 
 
 def git(*args):
