@@ -473,12 +473,11 @@ static void find_names(struct mt_hf_config *c, const char *dir)
     }
 }
 
-static const struct mt_st_tensor *find_ending(const struct mt_st_model *st, const char *end)
+static const struct mt_st_tensor *find_named(const struct mt_st_model *st, const char *prefix, const char *rest)
 {
-    for (size_t i = 0; i < st->n_tensors; i++)
-        if (mt_ends_with(st->tensors[i].name, end))
-            return &st->tensors[i];
-    return NULL;
+    char name[128];
+    snprintf(name, sizeof(name), "%s%s", prefix, rest);
+    return mt_st_find(st, name);
 }
 
 static bool are_equal(const struct mt_st_model *st, const struct mt_st_tensor *a, const struct mt_st_tensor *b)
@@ -501,11 +500,14 @@ static void find_head(struct mt_hf_config *c, const char *dir)
     MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
     if (!c->tied || mt_st_open_dir(&st, dir, NULL))
         return;
-    const struct mt_st_tensor *table = find_ending(&st, "embed_tokens.weight"), *head = find_ending(&st, "lm_head.weight");
-    c->tied = !table || !head || are_equal(&st, table, head);
-    if (!c->tied)
-        mt_warn("%s: %s differs from the embedding, so that it is used, though \"tie_word_embeddings\" of config.json is true or "
-                "absent: set it to false, for programs that go by it", dir, head->name);
+    for (int i = 0; i < MT_N_TEXT_NAMES && c->tied; i++) {
+        const struct mt_st_tensor *table = find_named(&st, mt_text_names[i].in_files, "embed_tokens.weight"),
+                                  *head = find_named(&st, mt_text_names[i].head_in_files, "weight");
+        c->tied = !table || !head || are_equal(&st, table, head);
+        if (!c->tied)
+            mt_warn("%s: %s differs from the embedding, so that it is used, though \"tie_word_embeddings\" of config.json is true "
+                    "or absent: set it to false, for programs that go by it", dir, head->name);
+    }
 }
 
 static void find_experts(struct mt_hf_config *c, const char *dir)
