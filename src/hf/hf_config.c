@@ -459,25 +459,21 @@ static void read_generation_eos(struct mt_hf_config *c, const char *dir)
         add_eos(c, mt_json_get(root, "eos_token_id"));
 }
 
-/* Files of one class have had several names for the tensors of its decoder: those of this folder, if it has any. */
-static void find_names(struct mt_hf_config *c, const char *dir)
-{
-    MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
-    char name[128];
-    if (!c->nested || mt_st_open_dir(&st, dir, NULL))
-        return;
-    for (int i = 0; i < MT_N_TEXT_NAMES; i++) {
-        snprintf(name, sizeof(name), "%sembed_tokens.weight", mt_text_names[i].in_files);
-        if (mt_st_find(&st, name))
-            c->names = &mt_text_names[i];
-    }
-}
+#define EMBEDDING "embed_tokens.weight"
 
 static const struct mt_st_tensor *find_named(const struct mt_st_model *st, const char *prefix, const char *rest)
 {
     char name[128];
     snprintf(name, sizeof(name), "%s%s", prefix, rest);
     return mt_st_find(st, name);
+}
+
+/* Files of one class have had several names for the tensors of its decoder: those of this folder, if it has any. */
+static void find_names(struct mt_hf_config *c, const struct mt_st_model *st)
+{
+    for (int i = 0; i < MT_N_TEXT_NAMES; i++)
+        if (find_named(st, mt_text_names[i].in_files, EMBEDDING))
+            c->names = &mt_text_names[i];
 }
 
 static bool are_equal(const struct mt_st_model *st, const struct mt_st_tensor *a, const struct mt_st_tensor *b)
@@ -495,31 +491,40 @@ static bool are_equal(const struct mt_st_model *st, const struct mt_st_tensor *a
 
 /* A head that is not the embedding counts, as in transformers 5: a class's default of tie_word_embeddings need not be what
  * the files are (Mistral Small 3.2). */
-static void find_head(struct mt_hf_config *c, const char *dir)
+static void find_head(struct mt_hf_config *c, const struct mt_st_model *st, const char *dir)
 {
-    MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
-    if (!c->tied || mt_st_open_dir(&st, dir, NULL))
-        return;
     for (int i = 0; i < MT_N_TEXT_NAMES && c->tied; i++) {
-        const struct mt_st_tensor *table = find_named(&st, mt_text_names[i].in_files, "embed_tokens.weight"),
-                                  *head = find_named(&st, mt_text_names[i].head_in_files, "weight");
-        c->tied = !table || !head || are_equal(&st, table, head);
+        const struct mt_st_tensor *table = find_named(st, mt_text_names[i].in_files, EMBEDDING),
+                                  *head = find_named(st, mt_text_names[i].head_in_files, "weight");
+        c->tied = !table || !head || are_equal(st, table, head);
         if (!c->tied)
             mt_warn("%s: %s differs from the embedding, so that it is used, though \"tie_word_embeddings\" of config.json is true "
                     "or absent: set it to false, for programs that go by it", dir, head->name);
     }
 }
 
-static void find_experts(struct mt_hf_config *c, const char *dir)
+static void find_experts(struct mt_hf_config *c, const struct mt_st_model *st)
+{
+    char rest[64];
+    for (int64_t i = 0; i < c->n_layers && !c->experts_fused; i++) {
+        snprintf(rest, sizeof(rest), "layers.%d.mlp.experts.gate_up_proj", (int)i);
+        c->experts_fused = find_named(st, c->names->in_files, rest) != NULL;
+    }
+}
+
+/* What config.json does not say of the files, if there are any yet. */
+static void look_in_files(struct mt_hf_config *c, const char *dir)
 {
     MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
-    char name[128];
-    if (!c->family->experts_as_stored || mt_st_open_dir(&st, dir, NULL))
+    bool needs = c->nested || c->tied || c->family->experts_as_stored;
+    if (!needs || mt_st_open_dir(&st, dir, NULL))
         return;
-    for (int64_t i = 0; i < c->n_layers && !c->experts_fused; i++) {
-        snprintf(name, sizeof(name), "%slayers.%d.mlp.experts.gate_up_proj", c->names->in_files, (int)i);
-        c->experts_fused = mt_st_find(&st, name) != NULL;
-    }
+    if (c->nested)
+        find_names(c, &st);
+    if (c->tied)
+        find_head(c, &st, dir);
+    if (c->family->experts_as_stored)
+        find_experts(c, &st);
 }
 
 static bool has_gguf(const char *dir)
@@ -557,10 +562,6 @@ int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *
     if (!rc)
         read_generation_eos(out, dir);
     if (!rc)
-        find_names(out, dir);
-    if (!rc)
-        find_head(out, dir);
-    if (!rc)
-        find_experts(out, dir);
+        look_in_files(out, dir);
     return rc;
 }
