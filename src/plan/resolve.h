@@ -46,6 +46,8 @@ uint64_t mt_plan_host_budget(uint64_t total_bytes);
  * logits_chunk stay as they are. -EINVAL (MT_ERR_USAGE): tokens per step are not a multiple of the row length.
  */
 int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, struct mt_err *err);
+/** By its type and its states; NULL: it has no such states. */
+const struct mt_optimizer *mt_plan_optimizer(const struct mt_config *c);
 /** Rows of a micro-batch without a search: from the numerics only, so the same on every machine. */
 int64_t mt_resolve_micro_batch(const struct mt_numerics *n);
 /** The request of a training run, except layout, halves, machine and resident, which the caller sets. */
