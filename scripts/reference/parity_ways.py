@@ -2,6 +2,7 @@
 """What else a random combination may draw: another objective, optimizer, states or course of training, and hosts beside drives.
 Each is the keys of a run, and the same in torch."""
 import fnmatch
+import functools
 import json
 import os
 import random
@@ -21,7 +22,8 @@ from parity import make_model, release_state
 from parity_families import NESTED, VOCAB, linear
 from parity_fp8 import install
 from philox import drawn_signs
-from tiny import base, megatrain, write_data, write_ini
+from test_packed import write_decoded
+from tiny import base, megatrain, read_safetensors, write_data, write_ini
 
 #: whose parameters in transformers are the tensors of the files, rows in their order
 PLAIN = {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "olmo3", "granite", "exaone4", "seed_oss", "smollm3", "cwm",
@@ -210,6 +212,88 @@ class Distill(Way):
             yield ((1 - self.share) * kl + self.share * nll) / total
 
 
+class Policy(Way):
+    """Rollouts, some with tokens between the policy's own that it has not sampled."""
+    name = "policy"
+    LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "gspo", "cispo", "sapo", "dppo", "dro", "opd")
+    BY = {"bnpo": "micro", "grpo": "rows", "gspo": "rows", "sapo": "rows", "dr_grpo": "constant"}
+    MOST = 12
+
+    def draw(self, r, c):
+        k = self.k = dict(loss=r.choice(self.LOSSES), old=r.choice(["batch", "file"]), mismatch=r.choice(["none", "token", "row"]), mismatch_max=1.1,
+                          mismatch_beyond=r.choice(["cut", "drop"]), kl=r.choice(["k1", "k3", "k3_ratio"]), kl_weight=r.choice([0, 0.2]),
+                          scale=r.choice(["group", "batch", "none"]), temperature=r.choice([1, 0.7]), dual_clip=0, clip_low=0.1, clip_high=0.1,
+                          normalise=r.choice(["auto", "tokens", "micro", "rows", "constant"]), max_tokens=self.MOST)
+        if k["loss"] in ("grpo", "bnpo", "dapo", "dr_grpo", "gspo"):
+            k["dual_clip"] = r.choice([0, 1.5])
+        if k["loss"] == "gspo" and k["kl"] == "k3_ratio":
+            k["kl"] = "k3"
+        self.keys = {f"policy__{n}": v for n, v in k.items()} | {"data__format": "rollouts"}
+
+    def write_data(self, path, n):
+        r = random.Random(self.c.seed)
+        near = lambda lp: [min(0.0, p + r.gauss(0, 0.1)) for p in lp]
+        with open(path, "w") as f:
+            for i in range(n):
+                length, first = r.randrange(4, 20), r.randrange(1, 4)
+                mask = [int(first <= t and r.random() < 0.7) for t in range(length)]
+                mask[first:] = [1, *mask[first + 1:]]
+                sampled = [r.gauss(-4.5, 0.3) for _ in range(length)]
+                f.write(json.dumps({"token_ids": [r.randrange(3, VOCAB) for _ in range(length)], "mask": mask, "logprobs": sampled, "old_logprobs": near(sampled),
+                                    "ref_logprobs": near(sampled), "temperature": self.k["temperature"], **self.judged(r, i, length)}) + "\n")
+        return path
+
+    def judged(self, r, i, length):
+        if self.c.seed % 2:
+            return {"reward": r.random(), "group": i // 2}
+        return {"advantage": [r.gauss(0, 1) for _ in range(length)] if i % 2 else r.gauss(0, 1)}
+
+    def advantages(self, batch):
+        """Of each sample, a number or one for each token."""
+        if "advantage" in batch[0]:
+            return [s["advantage"] for s in batch]
+        of = lambda group: torch.tensor([s["reward"] for s in self.c.samples if group in (None, s["group"])], dtype=torch.float64)
+        by = {"group": lambda g: of(g).std().item() + 1e-4, "batch": lambda g: of(None).std().item() + 1e-4, "none": lambda g: 1}[self.k["scale"]]
+        return [(s["reward"] - of(s["group"]).mean().item()) / by(s["group"]) for s in batch]
+
+    def term(self, lp, old, ref, a):
+        k, d = self.k, lp - old
+        kind = k["loss"]  # gspo's slope is each token's own: GSPO-token, of which tokens' advantages and factors are
+        r = torch.exp(d.mean().detach() + lp - lp.detach() if kind == "gspo" else d)
+        if kind in ("cispo", "sapo", "dro", "opd", "dppo"):
+            tau, moved = torch.where(a > 0, 1.0, 1.05), lp.exp() - old.exp()
+            kept = lambda out: torch.where(out.detach(), 0.0, 1.0)
+            return {"cispo": lambda: -r.clamp(max=k["clip_high"]).detach() * a * lp, "sapo": lambda: -4 / tau * torch.sigmoid(tau * (r - 1)) * a,
+                    "dro": lambda: -(lp * a - 0.05 / 2 * d * d), "opd": lambda: -kept(moved < -k["clip_low"]) * (ref - lp).detach() * r,
+                    "dppo": lambda: -kept(torch.where(a > 0, moved > k["clip_high"], moved < -k["clip_low"])) * r * a + 1e-3 * d * d}[kind]()
+        least = torch.minimum(r * a, r.clamp(1 - k["clip_low"], 1 + k["clip_high"]) * a)
+        return -torch.where((a < 0) & (k["dual_clip"] > 0), torch.maximum(least, k["dual_clip"] * a), least)
+
+    def row(self, model, s, a):
+        """The sum of a rollout's terms."""
+        k, keep = self.k, torch.tensor(s["mask"][1:]) == 1
+        logits = model(input_ids=torch.tensor([s["token_ids"]])).logits[0, :-1] / k["temperature"]
+        lp = torch.log_softmax(logits, -1).gather(-1, torch.tensor(s["token_ids"][1:])[:, None])[:, 0][keep]
+        sampler, old, ref = (torch.tensor(s[n][1:], dtype=lp.dtype)[keep] for n in ("logprobs", "old_logprobs", "ref_logprobs"))
+        old = lp.detach() if k["old"] == "batch" else old
+        drift = old - sampler
+        factor = torch.exp(drift.sum().expand_as(drift) if k["mismatch"] == "row" else drift if k["mismatch"] == "token" else 0 * drift)
+        beyond = torch.zeros_like(factor) if k["mismatch_beyond"] == "drop" else torch.full_like(factor, k["mismatch_max"])
+        factor = torch.where(factor <= k["mismatch_max"], factor, beyond) if k["mismatch"] != "none" else factor
+        terms = factor * self.term(lp, old, ref, torch.tensor(a[1:], dtype=lp.dtype)[keep] if isinstance(a, list) else torch.full_like(lp, a))
+        away = ref - lp
+        kl = {"k1": -away, "k3": away.exp() - away - 1, "k3_ratio": (away.exp() - away - 1) * torch.exp(lp - old)}[k["kl"]]
+        return (terms + k["kl_weight"] * kl).sum()
+
+    def losses(self, model, batch):
+        by, m = self.k["normalise"], self.c.settings["train__micro_batch"]
+        by = self.BY.get(self.k["loss"], "tokens") if by == "auto" else by
+        tokens = [sum(s["mask"][1:]) for s in batch]
+        for i, (s, a) in enumerate(zip(batch, self.advantages(batch))):
+            micro = sum(tokens[i // m * m:i // m * m + m]) * (len(batch) // m)
+            yield self.row(model, s, a) / {"tokens": sum(tokens), "micro": micro, "rows": tokens[i] * len(batch), "constant": self.MOST * len(batch)}[by]
+
+
 class OwnOptimizer(torch.optim.Optimizer):
     """AdamW, by rules for keeping its moments or for making its steps."""
 
@@ -383,6 +467,66 @@ class Merges(Way):
         return step % self.every / self.warmup if step >= self.every and step % self.every < self.warmup else 1
 
 
+class MergeAware(Way):
+    """Adapters trained straight through the weights that the program exports as the merged ones of each step, the first of which has
+    a rate of 0."""
+    name = "merge_aware"
+    FORMATS = ("bf16", "nf4", "fp8", "mxfp4", "int4", "nvfp4")
+
+    @staticmethod
+    def fits(c):
+        return c.family in PLAIN and c.name not in NESTED and c.trained["kind"] in ("lora", "dora") and not c.wide and c.over["hidden_size"] % 32 == 0
+
+    def draw(self, r, c):
+        c.base, c.settings["train__warmup"] = r.choice(self.FORMATS), 2
+        for key in ("target_parameters", "modules_to_save"):
+            c.trained["peft"].pop(key, None)
+        c.over["intermediate_size"] = c.cfg["intermediate_size"] = 64  # whole blocks
+        self.keys = dict(adapter__merge_aware=c.base, checkpoint__every=1)
+        if c.base not in ("bf16", "nf4"):
+            self.keys["adapter__merge_scale"] = r.choice(["frozen", "recomputed"])
+
+    def begin(self, model, choices):
+        for name, m in model.named_modules():
+            if isinstance(m, peft.tuners.lora.Linear):
+                m.forward = functools.partial(self.product, m, name.removeprefix("base_model.model.") + ".weight")
+
+    @staticmethod
+    def values(dtype, shape, data):
+        wide = numpy.frombuffer(data, "<f4") if dtype == "F32" else (numpy.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+        return torch.from_numpy(wide.reshape(shape).astype("<f8"))
+
+    def product(self, m, name, x):
+        """Straight through the rounding of the matrix, with DoRA of what its magnitudes scale."""
+        w, by = m.base_layer.weight + m.scaling["default"] * m.lora_B["default"].weight @ m.lora_A["default"].weight, 1
+        if m.lora_magnitude_vector:
+            w, by = w / w.detach().norm(dim=1)[:, None], m.lora_magnitude_vector["default"].weight[:, None]
+        served = self.served[name].to(w.dtype)
+        return torch.nn.functional.linear(x, by * (w + (served / by - w).detach()), m.base_layer.bias)
+
+    def switch(self, model, step):
+        at = os.path.join(self.c.tmp, "a", f"checkpoint-{max(step, 1)}")
+        if not os.path.exists(at + "-merged"):
+            megatrain("-q", "export", "--merge", at, at + "-merged")
+            if self.c.base != "bf16":
+                write_decoded(at + "-decoded", at + "-merged", "F32")
+        file = os.path.join(at + ("-merged" if self.c.base == "bf16" else "-decoded"), "model.safetensors")
+        self.served = {k: self.values(*t) for k, t in read_safetensors(file).items()}
+        return super().switch(model, step)
+
+
+class Chunks(Way):
+    """Rows of several chunks."""
+    name = "chunks"
+
+    def draw(self, r, c):
+        c.settings["train__micro_batch"] = 1
+        self.keys = dict(train__chunk=r.choice([8, 16]))
+
+    def write_data(self, path, n):
+        return write_data(path, n=n, seed=self.c.seed, longest=60, vocab=VOCAB)
+
+
 class AllDora(Way):
     """DoRA of everything that has it."""
     name = "dora"
@@ -436,7 +580,7 @@ class Fp8(Way):
             yield cross_entropy(logits[:, :-1].flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum") / total
 
 
-WAYS = [Way, Preference, Kto, Distill, States, Apollo, Blocks, Merges, AllDora, Fp8]
+WAYS = [Way, Preference, Kto, Policy, Distill, States, Apollo, Blocks, Merges, MergeAware, Chunks, AllDora, Fp8]
 
 
 def draw_way(r, c, name=None):
@@ -444,7 +588,7 @@ def draw_way(r, c, name=None):
     ways = [w for w in WAYS if w.fits(c)]
     way = r.choice([w for w in ways if w.name == name] or ways)(r, c)
     if not c.trained["kind"] in ("lora", "dora", "merges"):
-        c.base = "bf16" if c.base in ("nf4", "fp8") else c.base
+        c.base = c.base if c.base == "f32" else "bf16"
     for place in c.places:
         if c.trained["kind"] not in ("lora", "dora", "merges"):
             place.pop("memory__base", None), place.pop("memory__adapters", None)

@@ -4,6 +4,7 @@
 test_packed.py FORMAT... (nf4, mxfp4, fp8, int4, nvfp4)
 """
 import json
+import math
 import os
 import shutil
 import struct
@@ -87,11 +88,11 @@ def decode(t):
                 scales = [f32(e4m3(b) / factor) for b in t[name + "_scale"][2]]
             else:
                 scales, block = scales_of(t[name + "_scale"]), 32
-            out[name] = [shape[0], len(codes) // shape[0]], [f32(values[c] * scales[i // block]) for i, c in enumerate(codes)]
+            out[name] = [*shape[:-1], len(codes) // math.prod(shape[:-1])], [f32(values[c] * scales[i // block]) for i, c in enumerate(codes)]
         elif name.endswith("_blocks"):
             name, scales = name[:-len("_blocks")], t[name[:-len("_blocks")] + "_scales"][2]
             codes = [(c >> s & 15) for c in data for s in (0, 4)]
-            out[name] = ([shape[0], shape[1] * 32],
+            out[name] = ([*shape[:-2], shape[-2] * 32],
                          [(-1 if c & 8 else 1) * FP4[c & 7] * 2.0 ** (scales[i // 32] - 127) for i, c in enumerate(codes)])
     return out
 
