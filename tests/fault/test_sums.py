@@ -144,6 +144,11 @@ def read_memory(pid, at, n):
         return f.read(n)
 
 
+def is_refused(r):
+    """A flip made a weight infinite, or the file's list of tensors no such list."""
+    return any(word in r.stderr for word in ("weights must be finite", "header", "model.safetensors:1:"))
+
+
 def a_bit_that_flips_while_weights_are_first_read_is_not_saved(p):
     """At any of its reads: nothing that was trained on it is saved, and the run starts again as if nothing had been."""
     module = os.environ.get("MEGATRAIN_FLIPS")
@@ -159,21 +164,22 @@ def a_bit_that_flips_while_weights_are_first_read_is_not_saved(p):
     for nth in range(1, 60 if FULL else 14, 1 if FULL else 4):
         shutil.rmtree(out)
         os.rename(known, known + ".kept")  # the machine has not seen the model
-        r = subprocess.run([BINARY, "-q", "run", ini], capture_output=True, text=True,
+        r = subprocess.run([BINARY, "run", ini], capture_output=True, text=True,
                            env={**os.environ, "LD_PRELOAD": module, "FLIP": f"plain/model:{nth}"})
         if r.returncode:
-            assert r.returncode == 3 and ("not read as the file has it" in r.stderr or "weights must be finite" in r.stderr), r.stderr
+            assert r.returncode == 3 and ("not read as the file has it" in r.stderr or is_refused(r)), r.stderr
             assert not [n for n in os.listdir(out) if n.startswith("checkpoint-")], os.listdir(out)
             found += "not read as the file has it" in r.stderr
         else:
             assert losses(out) == want, (nth, "silent")
-            assert (open(known).read() == open(known + ".kept").read()), "what was read right is known again"
+            alike = os.path.exists(known) and open(known).read() == open(known + ".kept").read()
+            assert alike or "were not read a second time" in r.stderr, "what was read right is known again"
         os.replace(known + ".kept", known)
         shutil.rmtree(out)
         r = subprocess.run([BINARY, "run", ini], capture_output=True, text=True,
                            env={**os.environ, "LD_PRELOAD": module, "FLIP": f"plain/model:{nth}"})
         if r.returncode:  # it was seen before the sum was compared
-            assert "weights must be finite" in r.stderr or "header" in r.stderr, r.stderr
+            assert is_refused(r), r.stderr
         else:
             assert losses(out) == want, (nth, "silent")
             again += "was not read as it was before" in r.stderr
@@ -192,7 +198,7 @@ def a_bit_that_flips_while_sealed_weights_are_read_is_read_again(p):
         r = subprocess.run([BINARY, "eval", p.ini, "--model", p.good], capture_output=True, text=True,
                            env={**os.environ, "LD_PRELOAD": module, "FLIP": f"{os.path.basename(p.good)}/model:{nth}"})
         if r.returncode:
-            assert "weights must be finite" in r.stderr or "header" in r.stderr, r.stderr
+            assert is_refused(r), r.stderr
             continue
         assert [m for m in r.stdout.splitlines() if "loss" in m] == want, (nth, "silent")
         again += "was not read as it was written" in r.stderr
