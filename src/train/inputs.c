@@ -51,11 +51,19 @@ static int check_adapted(const struct mt_inputs *in, struct mt_err *err)
                          "one model of all", path, overlay, in->model_dir);
 }
 
+static bool has_experts(const struct mt_hf_config *c)
+{
+    bool has = false;
+    for (int64_t i = 0; i < c->n_layers; i++)
+        has |= mt_layer_of(c, i)->is_mixture;
+    return has;
+}
+
 static int open_model(struct mt_inputs *in, struct mt_err *err)
 {
     int rc = mt_hf_find_model(&in->model_dir, in->cfg->model.path, err);
     rc = rc ?: mt_hf_config_read(&in->hf, in->model_dir, err);
-    if (!rc && in->cfg->numerics.router_aux_loss > 0 && !in->hf.moe.n_experts)
+    if (!rc && in->cfg->numerics.router_aux_loss > 0 && !has_experts(&in->hf))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.router_aux_loss balances the experts of a mixture, and %s is none: "
                      "remove it", in->model_dir);
     rc = rc ?: check_adapted(in, err) ?: lay_out(in, err);

@@ -355,6 +355,10 @@ def refusals(tmp, model, data):
         p = megatrain("run", ini, expect=None)
         assert p.returncode != 0 and all(w in p.stderr for w in words), p.stderr
     fails(["for its experts", "would fit"], train__batch_size=400, memory__device_budget="32MiB")
+    dense = write_model(os.path.join(tmp, "dense-alone"), config("qwen3_moe", mlp_only_layers=[0, 1, 2, 3]))  # not one has experts
+    ini = write_ini(os.path.join(tmp, "dense-alone.ini"), base(dense, data, os.path.join(tmp, "dense-alone-out"), train__router_aux_loss=0.01))
+    said = megatrain("run", ini, expect=2).stderr
+    assert "train.router_aux_loss balances the experts of a mixture" in said, said
 
 
 def logits_that_are_not_finite_skip_the_step(tmp, model, data):
