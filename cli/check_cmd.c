@@ -86,7 +86,7 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args, struct mt_err *e
     }
     if (!rc && setup.choice.layout->n_adapters && cli_arg(args, "adapter"))
         rc = check_base(cli, &setup, cfg->adapter.path, err);
-    rc = rc ?: mt_memory_check(&memory, err);
+    rc = rc ?: mt_memory_check(&memory, err) ?: mt_setup_check_later(&setup, err);
     if (!rc)
         printf("ok\n");
     return rc;

@@ -85,8 +85,8 @@ void plan_print_blocks(const struct plan_view *v)
     }
     if (!b.n)
         return;
-    printf("Blocks    All of the above is of the lowest block, the dearest. Mean of all %llu: %.4g s a\n"
-           "          step, %.0f tokens/s, %.4g GB written to drives a step.\n"
+    printf("Blocks    All of the above is of the lowest block, whose step takes longest; the others fit, too.\n"
+           "          Mean of all %llu: %.4g s a step, %.0f tokens/s, %.4g GB written to drives a step.\n"
            "          A switch, every %llu steps, writes %.4g GB and reads %.4g GB.\n",
            (unsigned long long)b.n, b.seconds, (double)(n->rows_per_step * n->seq_len) / b.seconds, b.written * 1e-9,
            (unsigned long long)b.steps, b.overlay_bytes * 1e-9, b.read_bytes * 1e-9);

@@ -120,18 +120,44 @@ static int load_local(struct plan_view *v, const struct mt_plan_limits *limits, 
 }
 
 /* By the rules that a run has on such a machine. */
-static int resolve_by_rules(struct plan_view *v, struct mt_err *err)
+static int resolve_by_rules(struct mt_plan_choice *out, const struct plan_view *v, const struct mt_plan_request *r,
+                            struct mt_err *err)
 {
-    const struct mt_placement *p = &v->request.placement;
+    const struct mt_placement *p = &r->placement;
     struct mt_device_params params = {.kind = mt_machine_device_kind(&v->machine), .index = v->device_index,
                                       .budget_bytes = p->device_budget.bytes, .n_threads = (int)p->threads};
     MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
-    int rc = mt_device_create(&dev, &params, err) ?: mt_resolve_by_rules(&v->choice, &v->request, dev, err);
+    int rc = mt_device_create(&dev, &params, err) ?: mt_resolve_by_rules(out, r, dev, err);
     char a[32], b[32];
-    if (!rc && v->choice.host_bytes > mt_plan_host_limit(&v->request))
+    if (!rc && out->host_bytes > mt_plan_host_limit(r))
         rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "the host memory budget of %s (memory.host_budget) is too small: %s are needed",
                      mt_format_bytes(a, sizeof(a), p->host_budget.bytes),
-                     mt_format_bytes(b, sizeof(b), v->choice.host_bytes));
+                     mt_format_bytes(b, sizeof(b), out->host_bytes));
+    return rc;
+}
+
+static int resolve(struct mt_plan_choice *out, const struct plan_view *v, const struct mt_plan_request *r,
+                   struct mt_err *err)
+{
+    return v->unmeasured.code ? resolve_by_rules(out, v, r, err) : mt_resolve(out, r, err);
+}
+
+/* A block that does not fit becomes the view's, so that changes are looked for that make it fit. */
+static int try_block(void *ctx, struct mt_layout **layout, struct mt_layout **halves, struct mt_err *err)
+{
+    struct plan_view *v = ctx;
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {.layout = NULL};
+    struct mt_plan_request r = v->request;
+    r.layout = *layout;
+    r.halves = *halves;
+    r.numerics = v->choice.numerics;
+    int rc = resolve(&c, v, &r, err);
+    if (rc != -ENOSPC)
+        return rc;
+    mt_layout_destroy(&v->layout);
+    mt_layout_destroy(&v->halves);
+    v->request.layout = v->layout = MT_GIVE(*layout);
+    v->request.halves = v->halves = MT_GIVE(*halves);
     return rc;
 }
 
@@ -145,7 +171,10 @@ int plan_view_needs_rates(const struct plan_view *v, struct mt_err *err)
 
 int plan_view_resolve(struct plan_view *v, struct mt_err *err)
 {
-    return v->unmeasured.code ? resolve_by_rules(v, err) : mt_resolve(&v->choice, &v->request, err);
+    const uint64_t steps = (uint64_t)v->cfg->train.steps;
+    const struct mt_plan_blocks blocks = {{v->cfg, &v->hf, v->model_dir, NULL}, v->layout, steps, try_block, v};
+    int rc = resolve(&v->choice, v, &v->request, err);
+    return rc || !v->request.train ? rc : mt_plan_check_blocks(&blocks, err);
 }
 
 int plan_read_machine(struct mt_machine *out, const struct cli_args *args, struct mt_err *err)

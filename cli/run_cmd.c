@@ -167,32 +167,6 @@ static int watch(struct run *r, struct mt_err *err)
     return mt_watch_start(&r->watch, &control, of, r->cli->start_ns, &events, err);
 }
 
-/*
- * Says at the run's start whether its last phase will find room here, when each layer has weights of its own. No error:
- * the run can go on from that checkpoint on another machine. Opens the phase and gives `in` back its layout.
- */
-static int try_delinked(struct mt_inputs *in, struct learner *l, struct mt_err *err)
-{
-    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
-    const struct mt_resumed now = learner_resumed(l);
-    struct mt_resumed later = now;
-    struct mt_setup setup = {0};
-    struct mt_memory memory;
-    struct mt_err why = {0};
-    later.step = (uint64_t)l->cfg->train.delink_at;
-    int rc = mt_config_copy(&cfg, l->cfg, "chosen", err) ?: mt_inputs_next_block(in, cfg, &later, err);
-    if (rc)
-        return rc;
-    rc = mt_setup_open(&setup, in, MT_RUN_TRAIN, &why) ?: mt_setup_memory(&setup, &memory, &why)
-         ?: mt_memory_check(&memory, &why);
-    if (rc)
-        mt_warn("from step %llu on each layer has weights of its own (train.delink_at), for which there is no room here: "
-                "%s. The run will end there with a checkpoint, from which a larger machine can go on with --resume",
-                (unsigned long long)later.step, why.msg);
-    mt_setup_finish(&setup);
-    return mt_inputs_next_block(in, l->cfg, &now, err);
-}
-
 /* Reads what the runs are and decides how they are placed. */
 static int prepare(struct run *r, struct mt_err *err)
 {
@@ -213,9 +187,6 @@ static int prepare(struct run *r, struct mt_err *err)
     if (!rc && r->learner->cfg->train.delink_at && cli_arg(r->args, "no-save"))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.delink_at goes on from a checkpoint: remove --no-save");
     mt_train_phase(&control, "opening the device and choosing placements");
-    for (size_t i = 0; i < r->n && !rc && !r->cluster; i++)
-        if (r->learner[i].cfg->train.delink_at && r->in[i].layout->share > 1)
-            rc = try_delinked(&r->in[i], &r->learner[i], err);
     rc = rc ?: mt_setup_open_all(&r->setup, r->in, r->n, MT_RUN_TRAIN, r->cluster, err)
             ?: mt_setup_memory(&r->setup, &memory, err);
     if (!rc && !r->cli->quiet) {
@@ -223,7 +194,7 @@ static int prepare(struct run *r, struct mt_err *err)
         cli_print_wear(&r->setup, tbw);
         cli_print_memory(&memory);
     }
-    rc = rc ?: mt_memory_check(&memory, err);
+    rc = rc ?: mt_memory_check(&memory, err) ?: mt_setup_check_later(&r->setup, err);
     for (size_t i = 0; i < r->n && !rc && !cli_arg(r->args, "no-save"); i++)
         learner_check_space(&r->learner[i], &memory);
     return rc;

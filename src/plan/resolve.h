@@ -104,6 +104,18 @@ struct mt_lay_out {
 /** The same for the adapters of several configurations on one base: o: [n]; what is not of adapters is o[0]'s. */
 int mt_plan_lay_out_shared(struct mt_layout **layout, struct mt_layout **halves, const struct mt_lay_out *o, size_t n,
                            struct mt_err *err);
+/** The blocks of train.blocks that a run has yet to train, but for the one that is laid out. */
+struct mt_plan_blocks {
+    struct mt_lay_out of;           /* resumed: the phase under way; NULL: none is, and the lowest block is laid out */
+    const struct mt_layout *layout; /* that one's */
+    uint64_t steps;                 /* of the run; 0: not known, and so all blocks */
+    /* may take both (MT_GIVE) */
+    int (*fits)(void *ctx, struct mt_layout **layout, struct mt_layout **halves, struct mt_err *err);
+    void *ctx;
+};
+/** Calls `fits` for them, of those with equal layers for the lowest alone, which takes the most memory. Returns what that
+ * does, if not 0, with the block's layers before its error. */
+int mt_plan_check_blocks(const struct mt_plan_blocks *p, struct mt_err *err);
 /** Whether variants of the weights sample, each with noise (mt_objective.by_rewards). */
 bool mt_plan_by_rewards(const struct mt_config *c);
 /** Texts that a round of a policy samples: each of such variants has its own. */

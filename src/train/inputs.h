@@ -52,6 +52,8 @@ struct mt_inputs {
     struct mt_eval_set *sets;           /* [n_sets] evaluated after eval_sampler's */
     size_t n_sets;
     bool moved;                         /* steps before `resumed` had other numbers of rows */
+    uint64_t resident;                  /* bytes of the process when the first setup had opened its device, which
+                                           are those of later phases, too; 0: not known */
     uint64_t total_steps;               /* optimizer steps of the whole run */
     struct mt_lr lr;                    /* its schedule of learning rates */
 };

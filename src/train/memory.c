@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "hw/hw.h"
@@ -100,6 +101,47 @@ int mt_memory_check(const struct mt_memory *m, struct mt_err *err)
                                 "raise the limit");
     }
     return 0;
+}
+
+/* As the switch to the block decides it. */
+static int fits(void *ctx, struct mt_layout **layout, struct mt_layout **halves, struct mt_err *err)
+{
+    struct mt_setup s = *(const struct mt_setup *)ctx;
+    struct mt_memory m;
+    s.request.numerics = s.choice.numerics;
+    s.request.layout = *layout;
+    s.request.halves = *halves;
+    s.choice = (struct mt_plan_choice){.layout = NULL};
+    int rc = s.predicted ? mt_resolve(&s.choice, &s.request, NULL) : -ENOENT;
+    rc = rc ? mt_resolve_by_rules(&s.choice, &s.request, s.dev[0], err) : 0;
+    rc = rc ?: mt_setup_memory(&s, &m, err) ?: mt_memory_check(&m, err);
+    mt_plan_choice_finish(&s.choice);
+    return rc;
+}
+
+static int try_delinked(const struct mt_setup *s, const struct mt_lay_out *o, struct mt_err *err)
+{
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *layout = NULL, *halves = NULL;
+    struct mt_resumed later = *o->resumed;
+    struct mt_err why;
+    later.step = (uint64_t)o->cfg->train.delink_at;
+    int rc = mt_plan_lay_out(&layout, &halves, o->cfg, o->hf, o->dir, &later, err);
+    if (!rc && fits((void *)s, &layout, &halves, &why))
+        mt_warn("from step %llu on each layer has weights of its own (train.delink_at), for which there is no room here: "
+                "%s. The run will end there with a checkpoint, from which a larger machine can go on with --resume",
+                (unsigned long long)later.step, why.msg);
+    return rc;
+}
+
+int mt_setup_check_later(const struct mt_setup *s, struct mt_err *err)
+{
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
+    const struct mt_inputs *in = s->in;
+    int rc = mt_config_copy(&cfg, in->cfg, "chosen", err); /* placement is decided anew in each phase */
+    const struct mt_lay_out o = {cfg, &in->hf, in->weights_dir, &in->resumed};
+    if (!rc && cfg->train.delink_at && in->layout->share > 1)
+        return try_delinked(s, &o, err);
+    return rc ?: mt_plan_check_blocks(&(struct mt_plan_blocks){o, in->layout, in->total_steps, fits, (void *)s}, err);
 }
 
 void mt_setup_wear(const struct mt_setup *s, uint64_t tbw, struct mt_wear *out)

@@ -28,6 +28,12 @@ int mt_setup_memory(const struct mt_setup *s, struct mt_memory *out, struct mt_e
 /** 0, or -ENOSPC (MT_ERR_NO_FIT) naming the first limit that is exceeded, by how much, and what helps. */
 int mt_memory_check(const struct mt_memory *m, struct mt_err *err);
 
+/**
+ * Whether later phases have room, with the setup's numerics. -ENOSPC (MT_ERR_NO_FIT) names the block of train.blocks that
+ * has none. Of train.delink_at it is a warning, as the run can go on from its checkpoint there on another machine.
+ */
+int mt_setup_check_later(const struct mt_setup *s, struct mt_err *err);
+
 /** How much of their endurance a run costs the drives of memory.nvme_paths. */
 struct mt_wear {
     uint64_t read_bytes, written_bytes; /* of a step, all drives */

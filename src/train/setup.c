@@ -80,7 +80,10 @@ static int open_devices(struct mt_setup *s, const struct mt_plan_limits *limits,
             rc = mt_fail_nomem(err, "the choices of algorithms", products.len);
     }
     s->request.makes_products = !rc && mt_device_limits(s->dev[0])->makes_products;
-    return rc || !warm ? rc : mt_hw_resident(&s->request.resident, err);
+    if (!rc && warm && !s->in->resident)
+        rc = mt_hw_resident(&s->in->resident, err);
+    s->request.resident = warm ? s->in->resident : 0;
+    return rc;
 }
 
 /* If the machine has a profile, the search decides every `auto`. *found: it did. */
