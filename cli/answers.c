@@ -15,7 +15,9 @@ int cli_answers_open(struct cli_answers *a, struct mt_config *cfg, struct mt_inp
     int rc = g->prompts ? cli_read_prompts(g, err) : mt_fail_nomem(err, g->file, 1);
     const cJSON *o;
     cJSON_ArrayForEach(o, g->prompts) g->chat |= mt_json_get(o, "messages") != NULL;
-    rc = rc ?: cli_encode_prompts(g, err) ?: cli_draw_bytes(g, &in->hf, err);
+    rc = rc ?: cli_check_rewards(cfg, g->file, g->prompts, err)
+            ?: cli_encode_prompts(g, err)
+            ?: cli_draw_bytes(g, &in->hf, err);
     if (!rc && g->longest + g->g.n_new > (size_t)cfg->numerics.seq_len)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: the longest prompt has %zu tokens, which with eval.generate_tokens = %zu are more than "
                      "data.seq_len = %lld: shorten one of them", g->file, g->longest, g->g.n_new, (long long)cfg->numerics.seq_len);

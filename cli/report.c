@@ -173,7 +173,7 @@ void cli_print_setup(const struct mt_setup *s)
             in->hf.family->architecture, (double)s->choice.layout->n_params / 1e6,
             cli_active_params(active, sizeof(active), s->choice.layout), (long long)in->hf.n_layers,
             (long long)in->hf.hidden, (long long)in->hf.vocab, mt_numerics_name(&s->choice.numerics));
-    for (size_t i = 0; i < s->n_learners; i++)
+    for (size_t i = 0; i < s->n_learners && in->sampler; i++) /* before rounds there are no data */
         print_data(s, &in[i], mt_setup_numerics_of(s, i));
     int lanes = mt_program_own_lanes(&p->program);
     char times[24] = "";

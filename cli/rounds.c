@@ -157,7 +157,7 @@ static int write_prompts(const struct rounds *r, const struct batch *b, struct m
 }
 
 /* Where the command is to look and to write, in its environment; own generation gets it as options. */
-static int sample(const struct rounds *r, const struct batch *b, int *code, struct mt_err *err)
+static int sample(const struct rounds *r, const struct batch *b, const char *option, int *code, struct mt_err *err)
 {
     const struct mt_config *c = r->cfg;
     const struct mt_policy_keys *k = &c->numerics.objective_keys.policy;
@@ -180,6 +180,8 @@ static int sample(const struct rounds *r, const struct batch *b, int *code, stru
         for (size_t i = 0; i < MT_ARRAY_LEN(fixed); i++)
             word(&j, fixed[i]);
         word(&j, "-q");
+        if (option)
+            word(&j, option);
         for (size_t i = 0; i < r->args->n_given; i++) {
             if (strcmp(r->args->given[i].option->name, "set") != 0)
                 continue;
@@ -293,6 +295,38 @@ int cli_give_rewards(const struct mt_config *cfg, const char *from, const char *
     return rc;
 }
 
+/* Whether a command, whose words have spaces between them, can be started. */
+static bool is_there(const char *command)
+{
+    const char *path = getenv("PATH"), *at = path ? path : "/bin:/usr/bin";
+    int n = (int)strcspn(command, " \t");
+    bool found = memchr(command, '/', (size_t)n) && !access(MT_PATH("%.*s", n, command), X_OK);
+    while (*at && !found && !memchr(command, '/', (size_t)n)) {
+        int len = (int)strcspn(at, ":");
+        found = !access(MT_PATH("%.*s%s%.*s", len, at, len ? "/" : "", n, command), X_OK);
+        at += len + (at[len] == ':');
+    }
+    return found;
+}
+
+int cli_check_rewards(const struct mt_config *cfg, const char *file, const cJSON *prompts, struct mt_err *err)
+{
+    const char *by = cfg->policy.reward;
+    const cJSON *o;
+    double unused;
+    int rc = 0, i = 0;
+    for (o = *by && prompts ? prompts->child : NULL; o && !rc; o = o->next) {
+        MT_JSON_FREED cJSON *t = cJSON_Duplicate(o, true);
+        cJSON_DeleteItemFromObjectCaseSensitive(t, "completion");
+        t = mt_json_put(t, "completion=%s", "");
+        rc = cli_reward(&unused, by, t, MT_PATH("%s:%d", file, ++i), err);
+    }
+    if (rc != -ENOENT)
+        return rc;
+    return is_there(by) ? 0 : mt_fail(err, MT_ERR_USAGE, -ENOENT, "policy.reward = %s: neither exact, number, regex or schema, nor a "
+                                      "command that can be started", by);
+}
+
 static int make_batch(const struct rounds *r, struct batch *b, const char *whole, int *code, struct mt_err *err)
 {
     char again[32] = "";
@@ -302,7 +336,7 @@ static int make_batch(const struct rounds *r, struct batch *b, const char *whole
     if (mt_path_exists(whole))
         return 0;
     unlink(b->sampled);
-    int rc = write_prompts(r, b, err) ?: sample(r, b, code, err);
+    int rc = write_prompts(r, b, err) ?: sample(r, b, NULL, code, err);
     if (rc || *code)
         return rc;
     rc = cli_give_rewards(r->cfg, b->sampled, whole, &t, err);
@@ -450,14 +484,14 @@ static int settle(const struct rounds *r, struct mt_err *err)
     return rc;
 }
 
-/* This program as it was started, to the end of a round; without a step left, for what comes after the last one. */
-static int train(const struct rounds *r, const char *data, uint64_t step, uint64_t end, int *code)
+/* `run` as it was started, with other options besides. */
+static int run_self(const struct rounds *r, bool quiet, const char *const *more, size_t n_more, int *code)
 {
     struct job j = {.n = 0};
-    char number[40], *given[MOST_WORDS] = {NULL};
+    char *given[MOST_WORDS] = {NULL};
     size_t n = 0;
     word(&j, "/proc/self/exe");
-    if (r->cli->quiet)
+    if (quiet)
         word(&j, "-q");
     if (r->cli->no_progress)
         word(&j, "--no-progress");
@@ -469,18 +503,34 @@ static int train(const struct rounds *r, const char *data, uint64_t step, uint64
         if (!own && asprintf(&given[n], g->value ? "--%s=%s" : "--%s", g->option->name, g->value) > 0)
             word(&j, given[n++]);
     }
-    snprintf(number, sizeof(number), "--max-steps=%llu", (unsigned long long)MT_MAX(end - step, (uint64_t)1));
-    word(&j, MT_PATH("--set=data.train=%s", data));
-    word(&j, "--set=data.format=rollouts");
     word(&j, "--resume");
-    word(&j, number);
-    uint64_t every = (uint64_t)r->cfg->eval.every;
-    if (step && end < r->steps && !(every && end / every > step / every)) /* else each round would end with answers */
-        word(&j, "--set=eval.generate=");
+    for (size_t i = 0; i < n_more; i++)
+        word(&j, more[i]);
     *code = run_job(&j, SIGTERM);
     for (size_t i = 0; i < n; i++)
         free(given[i]);
     return *code < 0 ? *code : 0;
+}
+
+/* To the end of a round; without a step left, for what comes after the last one. */
+static int train(const struct rounds *r, const char *data, uint64_t step, uint64_t end, int *code)
+{
+    char number[40];
+    uint64_t every = (uint64_t)r->cfg->eval.every;
+    bool quiet = step && end < r->steps && !(every && end / every > step / every); /* else answers come each round */
+    snprintf(number, sizeof(number), "--max-steps=%llu", (unsigned long long)MT_MAX(end - step, (uint64_t)1));
+    const char *more[] = {MT_PATH("--set=data.train=%s", data), "--set=data.format=rollouts", number, "--set=eval.generate="};
+    return run_self(r, r->cli->quiet, more, MT_ARRAY_LEN(more) - !quiet, code);
+}
+
+/* Before anything is sampled: whether training has room, and samples can be made of each prompt. */
+static int rehearse(const struct rounds *r, int *code, struct mt_err *err)
+{
+    static const char *const dry[] = {"--dry-run"};
+    struct batch b = {.again = 0};
+    mt_path_printf(b.prompts, sizeof(b.prompts), "%s", r->cfg->policy.prompts);
+    int rc = run_self(r, true, dry, 1, code);
+    return rc || *code || strcmp(r->cfg->policy.rollouts, "generate") ? rc : sample(r, &b, "--dry-run", code, err);
 }
 
 static int run_round(struct rounds *r, uint64_t step, int *code, struct mt_err *err)
@@ -553,7 +603,7 @@ static int check(struct rounds *r, struct mt_err *err)
     rc = rc ?: mt_json_items(&r->prompt, &r->n_prompts, r->prompts, err);
     if (!rc && !r->n_prompts)
         rc = mt_fail(err, MT_ERR_INPUT, -ENODATA, "%s has no prompts", c->policy.prompts);
-    return rc ?: mt_mkdir_p(r->dir, err);
+    return rc ?: cli_check_rewards(c, c->policy.prompts, r->prompts, err);
 }
 
 int cli_run_rounds(int *code, const struct cli *cli, const struct cli_args *args, const struct mt_config *cfg,
@@ -566,8 +616,14 @@ int cli_run_rounds(int *code, const struct cli *cli, const struct cli_args *args
     int rc = check(&r, err);
     sigaction(SIGINT, &pass, NULL);
     sigaction(SIGTERM, &pass, NULL);
-    rc = rc ?: settle(&r, err) ?: newest(&r, &step, err) ?: evaluate_last(&r, step, code, err);
-    while (!rc && !*code && !caught && step < r.steps && step != before) {
+    bool dry = cli_arg(args, "dry-run");
+    if (!rc && !dry)
+        rc = mt_mkdir_p(r.dir, err) ?: settle(&r, err) ?: newest(&r, &step, err);
+    if (!rc && !dry && step < r.steps)
+        rc = rehearse(&r, code, err);
+    if (!rc && !dry && !*code)
+        rc = evaluate_last(&r, step, code, err);
+    while (!rc && !dry && !*code && !caught && step < r.steps && step != before) {
         before = step;
         rc = run_round(&r, step, code, err);
         if (!rc && !*code)

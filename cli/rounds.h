@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "base/json.h"
 #include "cli.h"
 
 /**
@@ -23,5 +24,8 @@ struct cli_rewards {
  * Those of a group lie together. */
 int cli_give_rewards(const struct mt_config *cfg, const char *from, const char *to, struct cli_rewards *told,
                      struct mt_err *err);
+/** Whether policy.reward, if any, can be given to what is made of each of the prompts of the file: they have what it
+ * compares, or it is a command that can be started. */
+int cli_check_rewards(const struct mt_config *cfg, const char *file, const cJSON *prompts, struct mt_err *err);
 /** Makes `path` another name of a file, at once. */
 int cli_link_as(const char *path, const char *file, struct mt_err *err);

@@ -382,7 +382,8 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
     return rc;
 }
 
-/* Whether the configuration trains in rounds, of which this process is not one; then these are run. */
+/* Whether the configuration trains in rounds, of which this process is not one; then these are run. A dry run is of the
+ * training alone, without data. */
 static bool runs_rounds(int *code, const struct cli *cli, const struct cli_args *args, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
@@ -390,7 +391,7 @@ static bool runs_rounds(int *code, const struct cli *cli, const struct cli_args 
                   cfg->policy.rollouts[0] && !cfg->data.train.n;
     int rc = rounds ? cli_run_rounds(code, cli, args, cfg, err) : 0;
     *code = rc ? rc : *code;
-    return rounds;
+    return rounds && (rc || !cli_arg(args, "dry-run"));
 }
 
 int cli_cmd_run(struct cli *cli, const struct cli_args *args, struct mt_err *err)

@@ -205,7 +205,8 @@ static int open_data(struct mt_inputs *in, enum mt_inputs_use use, struct mt_err
     bool eval_file = eval[0] && mt_key_is_path(mt_key_find("data", "eval"), eval, eval);
     char *item = in->cfg->data.eval;
     struct mt_cfg_list list = {&item, 1};
-    bool train = use == MT_RUN_TRAIN || !eval_file;
+    bool sampled = !in->cfg->data.train.n && in->cfg->policy.rollouts[0]; /* in rounds, which are yet to come */
+    bool train = use == MT_RUN_TRAIN ? !sampled : !eval_file;
     if (train && !in->cfg->data.train.n)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.train is not set: it names the files to train on");
     int rc = train ? open_set(in, &in->data, &in->cfg->data.train, "data.train", err) : 0;

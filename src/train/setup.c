@@ -258,7 +258,7 @@ static int lay_out_learner(struct mt_setup *s, size_t i, struct mt_err *err)
     struct mt_numerics *n = s->learner ? &s->learner[i] : &s->choice.numerics;
     int rc = in->data || in->eval_data ? mt_inputs_lay_out_steps(in, n, err) : 0;
     rc = rc ?: mt_config_adopt(in->cfg, n, &s->choice.placement, "chosen", err);
-    if (!rc && s->request.train && in->lr.warmup >= in->total_steps)
+    if (!rc && s->request.train && in->sampler && in->lr.warmup >= in->total_steps)
         mt_warn("train.warmup is %llu steps of a run of %llu: the learning rate never reaches its peak",
                 (unsigned long long)in->lr.warmup, (unsigned long long)in->total_steps);
     return rc;

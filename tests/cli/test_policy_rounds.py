@@ -224,6 +224,32 @@ def failures_are_said(tmp, model):
         assert p.returncode and what in p.stderr, (what, p.returncode, p.stderr)
 
 
+def what_cannot_end_well_is_not_begun(tmp, model):
+    """Training without room, a prompt far down without what rewards or samples need, a command that is not there: before
+    anything is sampled."""
+    write_prompts(f"{tmp}/short.jsonl", 40)
+    with open(f"{tmp}/short.jsonl", "a") as f:
+        f.write(json.dumps({"prompt_ids": [65]}) + "\n")
+    with open(f"{tmp}/no-text.jsonl", "w") as f:
+        f.writelines(json.dumps({"prompt": "say", "answer": "1"} if i < 40 else {"answer": "1"}) + "\n" for i in range(41))
+    cases = (("memory.host_budget", 4, sampler(tmp), {"memory__host_budget": "32MiB"}),
+             ("short.jsonl:41: policy.reward = number needs", 3, sampler(tmp), {"policy__prompts": f"{tmp}/short.jsonl"}),
+             ("short.jsonl:41: policy.reward = number needs", 3, sampler(tmp),
+              {"eval__generate": f"{tmp}/short.jsonl", "eval__generate_tokens": 4, "data__tokenizer": "byte"}),
+             ("can be started", 2, sampler(tmp), {"policy__reward": "nowhere/judge 1"}), ("can be started", 2, sampler(tmp), {"policy__reward": "no-judge 1"}),
+             ("no-text.jsonl:41", 3, "generate", {"policy__prompts": f"{tmp}/no-text.jsonl", "data__tokenizer": "byte"}))
+    for i, (what, code, rollouts, over) in enumerate(cases):
+        ini, out = ini_of(tmp, f"never-{i}", model, rollouts, **over)
+        p = megatrain("run", ini, expect=code)
+        assert what in p.stderr and not [f for f in (os.listdir(out) if os.path.exists(out) else []) if f.startswith("round")], (what, p.stderr)
+    ini, out = ini_of(tmp, "never-0", model, sampler(tmp), memory__host_budget="32MiB")
+    shutil.rmtree(out)
+    assert "memory.host_budget" in megatrain("run", "--dry-run", ini, expect=4).stderr and not os.path.exists(out)
+    megatrain("run", "--dry-run", ini, "--set", "memory.host_budget=auto")
+    megatrain("check", ini, "--set", "memory.host_budget=auto")
+    assert not os.path.exists(out), os.listdir(out)
+
+
 def own_generation_is_a_command(tmp, model):
     """Adapters on a model with weights: whose rollouts have the log-probabilities that training computes."""
     ini, out = ini_of(tmp, "seed", model, sampler(tmp), train__steps=1)
@@ -311,9 +337,10 @@ def main(tmp):
         f.writelines(json.dumps({"prompt": f"say {i}", "answer": "[a-z]"}) + "\n" for i in range(8))
     tests = (rounds_train_on_what_they_sample, kills_in_each_phase_change_no_bit, a_save_that_was_killed_moves_no_round,
              an_evaluation_that_was_cut_short_is_made, groups_without_a_signal_are_refilled, a_round_whose_steps_are_skipped_is_passed_over,
-             failures_are_said, own_generation_is_a_command,
+             failures_are_said, what_cannot_end_well_is_not_begun, own_generation_is_a_command,
              adapters_are_sampled_on_what_others_were_merged_into, servers_sample_by_the_scripts)
-    first = (rounds_train_on_what_they_sample, groups_without_a_signal_are_refilled, failures_are_said, own_generation_is_a_command)
+    first = (rounds_train_on_what_they_sample, groups_without_a_signal_are_refilled, failures_are_said,
+             what_cannot_end_well_is_not_begun, own_generation_is_a_command)
     for test in chosen(tests, first=first):
         test(tmp, model)
 
