@@ -13,8 +13,10 @@ int mt_fail(struct mt_err *err, enum mt_err_kind kind, int code, const char *fmt
         va_list ap;
         va_start(ap, fmt);
         char text[sizeof(err->msg)];
-        vsnprintf(text, sizeof(text), fmt, ap);
+        int n = vsnprintf(text, sizeof(text), fmt, ap);
         va_end(ap);
+        if (code == -EMFILE && n >= 0 && (size_t)n < sizeof(text))
+            snprintf(text + n, sizeof(text) - (size_t)n, ": raise the limit, ulimit -n");
         mt_visible(err->msg, sizeof(err->msg), text);
         err->code = code;
         err->kind = kind;
@@ -43,5 +45,8 @@ int mt_fail_prefix(struct mt_err *err, int code, const char *fmt, ...)
 
 int mt_fail_nomem(struct mt_err *err, const char *what, unsigned long long bytes)
 {
+    enum { WORTH_SAYING = 1 << 12 }; /* less is a name's length, or not known */
+    if (bytes < WORTH_SAYING)
+        return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "out of memory: there is none for %s", what);
     return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "out of memory: %llu bytes for %s", bytes, what);
 }

@@ -33,5 +33,5 @@ int mt_fail(struct mt_err *err, enum mt_err_kind kind, int code, const char *fmt
 int mt_fail_prefix(struct mt_err *err, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/** Fails with -ENOMEM: `bytes` wanted for `what`. */
+/** Fails with -ENOMEM: `bytes` wanted for `what`; few, or 0: the message has no number. */
 int mt_fail_nomem(struct mt_err *err, const char *what, unsigned long long bytes);

@@ -34,8 +34,7 @@ void mt_close_stream(FILE **f)
 static int fail_path(struct mt_err *err, const char *verb, const char *path)
 {
     int e = errno ? errno : EIO;
-    return mt_fail(err, MT_ERR_RUNTIME, -e, "cannot %s %s: %s%s", verb, path, strerror(e),
-                   e == EMFILE ? ": raise the limit, ulimit -n" : "");
+    return mt_fail(err, MT_ERR_RUNTIME, -e, "cannot %s %s: %s", verb, path, strerror(e));
 }
 
 const char *mt_path_of(char path[MT_PATH_SIZE], const char *format, ...)

@@ -320,6 +320,10 @@ def machine_cases(tmp, model, data):
     shards = write_shards(os.path.join(tmp, "shards"), 60)
     few = lambda most: lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, most))
     check("more files than may be open", ["inspect", shards], 3, "Too many open files", "ulimit -n", limit=few(40))
+    for most in range(6, 16, 2):  # whichever file is the last
+        p = subprocess.run([BINARY, "-q", "run", ini, "--set", "checkpoint.dir=" + os.path.join(tmp, f"o-{most}")], capture_output=True, text=True,
+                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)))
+        assert p.returncode in (0, 127) or "ulimit -n" in p.stderr, (most, p.stderr)
     check("more files than are usual", ["inspect", shards], 0, "60 tensors", limit=few(100))
     check("export over a folder", ["export", model, tmp], 2, "exists already")
     check("verify what is no checkpoint", ["verify", model], 7, "no training state")

@@ -101,6 +101,17 @@ static void sink(enum mt_log_level level, const char *line)
     memcpy(last, line, strlen(line) + 1);
 }
 
+TEST(an_error_has_the_mend_of_its_code_and_no_figure_that_says_nothing)
+{
+    struct mt_err err;
+    mt_fail(&err, MT_ERR_RUNTIME, -EMFILE, "cannot open %s", "x");
+    assert_string_equal(err.msg, "cannot open x: raise the limit, ulimit -n");
+    mt_fail_nomem(&err, "the run", 1);
+    assert_string_equal(err.msg, "out of memory: there is none for the run");
+    mt_fail_nomem(&err, "the run", 65536);
+    assert_string_equal(err.msg, "out of memory: 65536 bytes for the run");
+}
+
 TEST(the_log_has_levels_and_a_sink)
 {
     char big[5000];
