@@ -75,7 +75,8 @@ static int write_out(struct score_journal *j, const void *header, size_t size, c
 {
     bool ok = fwrite(header, 1, size, j->f) == size && fwrite(p, 1, n, j->f) == n && !fflush(j->f) &&
               !fdatasync(fileno(j->f));
-    return ok ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write scores: %s", strerror(errno));
+    return ok ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write %s: %s: make room, and score goes on from there", j->path,
+                             strerror(errno));
 }
 
 int score_journal_open(struct score_journal *j, const char *path, uint64_t key, size_t n_samples, struct mt_err *err)
@@ -84,7 +85,7 @@ int score_journal_open(struct score_journal *j, const char *path, uint64_t key, 
     MT_FREED char *text = NULL;
     size_t len = 0, end = 0;
     memcpy(h.magic, MAGIC, sizeof(MAGIC));
-    *j = (struct score_journal){.n_samples = n_samples};
+    *j = (struct score_journal){.path = path, .n_samples = n_samples};
     int rc = MT_NEW(&j->sample, n_samples, "scores", err);
     if (!rc && mt_path_exists(path))
         rc = mt_read_file(path, &text, &len, err);

@@ -27,6 +27,7 @@ struct score_sample {
  */
 struct score_journal {
     FILE *f;
+    const char *path; /* borrowed */
     struct score_sample *sample; /* [n_samples] */
     size_t n_samples;
     struct score_token *token;

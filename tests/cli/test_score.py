@@ -5,6 +5,7 @@ parity/test_score.py."""
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import tempfile
@@ -122,6 +123,17 @@ def the_likeliest_of_choices_is_told(tmp, model):
     assert differ, "the two rules never differ here"
 
 
+def a_full_disk_is_named(tmp, ini, data):
+    """A limit to the size of files is what fills up here."""
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))
+
+    p = subprocess.run([BINARY, "score", ini, "--data", data, "--out", f"{tmp}/full.jsonl"], capture_output=True, text=True, preexec_fn=limit)
+    assert p.returncode == 1 and f"cannot write {tmp}/full.jsonl.part: File too large" in p.stderr, p.stderr
+    score(tmp, "full", ini, "--data", data)
+
+
 with tempfile.TemporaryDirectory() as tmp:
     data = write_samples(f"{tmp}/data.jsonl")
     model = fixture("qwen3")
@@ -137,6 +149,7 @@ with tempfile.TemporaryDirectory() as tmp:
     for args, what in (([], "--data"), (["--data", f"{tmp}/none.jsonl"], "none.jsonl")):
         p, _ = score(tmp, "refused", ini, *args, expect=None)
         assert p.returncode not in (0, -11) and what in p.stderr, p.stderr
+    a_full_disk_is_named(tmp, ini, data)
     answers_have_scores_of_their_own(tmp, model)
     the_likeliest_of_choices_is_told(tmp, model)
     refused = megatrain("score", f"{tmp}/sigmoid.ini", "--data", f"{tmp}/pairs.jsonl", "--out", f"{tmp}/none", "--choices", expect=2).stderr
