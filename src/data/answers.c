@@ -67,8 +67,10 @@ static int read_pair(struct mt_sample_reader *r, const cJSON *o, size_t *first, 
     struct parts rejected = {.prompt_ids = chosen.prompt_ids, .answer_ids = mt_json_get(o, "rejected_ids")};
     if (!chosen.answer_ids) {
         if (!cJSON_IsString(c) || !cJSON_IsString(j) || (prompt && !cJSON_IsString(prompt)))
-            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"chosen\" and \"rejected\" must be strings, and \"prompt\" if "
-                           "there is one", where);
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, !j && c ? "%s: there is a \"chosen\", but no \"rejected\": name yours by "
+                           "data.columns = rejected:..." : !c && j ? "%s: there is a \"rejected\", but no \"chosen\": name yours by "
+                           "data.columns = chosen:..." : "%s: \"chosen\" and \"rejected\" must be strings, and \"prompt\" if there is one",
+                           where);
         size_t common = prompt ? 0 : common_prompt(c->valuestring, j->valuestring);
         chosen.prompt = rejected.prompt = prompt ? prompt->valuestring : c->valuestring;
         chosen.prompt_len = rejected.prompt_len = prompt ? strlen(prompt->valuestring) : common;

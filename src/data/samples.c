@@ -115,7 +115,8 @@ static enum mt_cfg_format detect(const cJSON *o)
                   {"prompt", MT_FORMAT_PROMPT_COMPLETION}, {"text", MT_FORMAT_TEXT}};
     if (mt_samples_are_rollouts(o))
         return MT_FORMAT_ROLLOUTS;
-    if (mt_json_get(o, "rejected") || mt_json_get(o, "rejected_ids"))
+    bool half = mt_json_get(o, "chosen") && !mt_json_get(o, "completion") && !mt_json_get(o, "messages");
+    if (mt_json_get(o, "rejected") || mt_json_get(o, "rejected_ids") || half)
         return MT_FORMAT_PREFERENCE;
     if (mt_json_get(o, "label") && (mt_json_get(o, "completion") || mt_json_get(o, "completion_ids")))
         return MT_FORMAT_RATED;

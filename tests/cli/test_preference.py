@@ -138,6 +138,11 @@ def formats(tmp, model):
         assert first["loss"] == (0.5 if name == "rated" else math.log(2)), first
         got[name] = losses(out)
     assert got["pairs"] == got["implicit"]
+    for lacks, of in (("rejected", pairs), ("chosen", pairs), ("rejected", implicit)):
+        with open(f"{tmp}/half.jsonl", "w") as f:
+            f.writelines(json.dumps({k: v for k, v in o.items() if k != lacks}) + "\n" for o in of)
+        p, _ = run(tmp, "half", model, f"{tmp}/half.jsonl", expect=3, data__tokenizer="byte", data__eval="")
+        assert f'half.jsonl:1: there is a' in p.stderr and f'no "{lacks}": name yours by data.columns = {lacks}:' in p.stderr, p.stderr
 
 
 def a_report_shows_measures(tmp, model, data):
