@@ -149,6 +149,9 @@ static int check_resume(struct learner *l, struct mt_err *err)
         data_by_force(l, diff.len ? diff.p : "", other, data, sizeof(data));
     if (!rc && force && *data)
         mt_warn("%s was made with other data or another batch size%s", l->resume, data);
+    if (!rc && diff.len && strstr(diff.p, "  mezo.small:") && l->cfg->numerics.mezo.small < 1)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s has limits of another mezo.small, which are of the weights that training began with: "
+                     "set it as it was, or begin a run with the model that megatrain export makes of it", l->resume);
     if (!rc && diff.len && !force)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s was made with other settings (--force continues nevertheless%s):\n%s",
                      l->resume, data, diff.p);

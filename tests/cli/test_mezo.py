@@ -53,6 +53,9 @@ def check_kill(same, over):
     megatrain("-q", "run", ini, "--resume", "--set", "device.link_gbps=0")
     rows = dict((m["step"], (m["loss"], m["grad_norm"])) for m in metrics(out) if "loss" in m)
     assert rows == {s: (l, g) for s, l, g in want} and planes(f"{out}/checkpoint-{STEPS}") == states
+    if over: # limits are of the weights that the run began with
+        p = megatrain("run", ini, f"--resume={out}/checkpoint-1", "--force", "--set", "mezo.small=0.5", expect=2)
+        assert "limits of another mezo.small" in p.stderr, p.stderr
 
 
 def check_memory(same):
