@@ -92,22 +92,11 @@ void plan_print_blocks(const struct plan_view *v)
            (unsigned long long)b.steps, b.overlay_bytes * 1e-9, b.read_bytes * 1e-9);
 }
 
-double plan_merged_bytes(const struct mt_layout *l)
-{
-    double n = 0;
-    for (size_t i = 0; i < l->n_adapters; i++)
-        for (size_t k = 0; k < l->adapters[i].n_targets; k++)
-            n += (double)l->adapters[i].in * (double)l->adapters[i].target[k].out;
-    for (size_t i = 0; i < l->n_tensors; i++)
-        n += l->tensors[i].trainable && !l->tensors[i].adapter ? (double)l->tensors[i].n : 0;
-    return n * (double)mt_dtype_size(MT_BF16);
-}
-
 void plan_print_merges(const struct plan_view *v)
 {
     long every = (long)v->cfg->adapter.merge_every;
     if (every)
         printf("Merges    Every %ld steps: %.4g GB written to an overlay beside the checkpoints,\n"
                "          which stays as long as one of them names it (weights in bf16).\n",
-               every, plan_merged_bytes(v->layout) * 1e-9);
+               every, (double)mt_plan_merged_bytes(v->layout) * 1e-9);
 }

@@ -479,7 +479,7 @@ void plan_print_json(const struct plan_view *v, const char *refused)
         add_wear(o, v);
     }
     if (v->cfg->adapter.merge_every)
-        cJSON_AddNumberToObject(o, "merge_write_bytes", plan_merged_bytes(v->layout));
+        cJSON_AddNumberToObject(o, "merge_write_bytes", (double)mt_plan_merged_bytes(v->layout));
     cJSON_AddNumberToObject(o, "candidates", (double)v->choice.n_searched);
     cli_print_object(o, true);
 }

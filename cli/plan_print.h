@@ -83,7 +83,6 @@ int plan_blocks(struct plan_blocks *out, const struct plan_view *v, struct mt_er
 void plan_print_blocks(const struct plan_view *v);
 /** Bytes that a merge of adapters (adapter.merge_every) writes: what they were added to, and modules trained whole, in
  * bf16. */
-double plan_merged_bytes(const struct mt_layout *l);
 void plan_print_merges(const struct plan_view *v);
 
 /** Prints to standard output, within 80 columns. */

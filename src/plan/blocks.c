@@ -12,6 +12,12 @@ struct schedule {
 };
 #define NONE UINT64_MAX
 
+/* Whether it is trained with its layer's block. */
+static bool takes_turns(const struct mt_layout *l, const struct mt_tensor *t)
+{
+    return l->units[t->unit].layer >= 0 && (t->trainable || t->waits);
+}
+
 static int read_schedule(struct schedule *s, struct mt_err *err)
 {
     const struct mt_layout *l = s->p->layout;
@@ -21,7 +27,7 @@ static int read_schedule(struct schedule *s, struct mt_err *err)
     if (rc)
         return rc;
     for (const struct mt_tensor *t = l->tensors; t < l->tensors + l->n_tensors; t++)
-        if (l->units[t->unit].layer >= 0 && (t->trainable || t->waits))
+        if (takes_turns(l, t))
             s->elems[l->units[t->unit].layer] += t->n;
     for (uint64_t k = 0; k < s->b.n; k++)
         s->phase[k] = NONE;
@@ -81,4 +87,30 @@ int mt_plan_check_blocks(const struct mt_plan_blocks *p, struct mt_err *err)
     free(s.elems);
     free(s.phase);
     return rc;
+}
+
+uint64_t mt_plan_merged_bytes(const struct mt_layout *l)
+{
+    uint64_t n = 0;
+    for (size_t i = 0; i < l->n_adapters; i++)
+        for (size_t k = 0; k < l->adapters[i].n_targets; k++)
+            n += (uint64_t)l->adapters[i].in * l->adapters[i].target[k].out;
+    for (size_t i = 0; i < l->n_tensors; i++)
+        n += l->tensors[i].trainable && !l->tensors[i].adapter ? l->tensors[i].n : 0;
+    return n * mt_dtype_size(MT_BF16);
+}
+
+uint64_t mt_plan_overlay_bytes(const struct mt_plan_blocks *p)
+{
+    struct mt_blocks b;
+    const struct mt_config *c = p->of.cfg;
+    uint64_t phase = p->of.resumed->phase, every = (uint64_t)c->adapter.merge_every, n = 0;
+    if (!p->steps || mt_blocks_init(&b, c, p->of.hf->n_layers, NULL) || (!every && !b.n))
+        return 0;
+    uint64_t switches = (p->steps - 1) / (every ? every : b.steps);
+    if (every) /* each is whole, and the one before it stays until the next checkpoint */
+        return mt_plan_merged_bytes(p->layout) * MT_MIN(switches - MT_MIN(phase, switches), (uint64_t)2);
+    for (const struct mt_tensor *t = p->layout->tensors; t < p->layout->tensors + p->layout->n_tensors; t++)
+        n += takes_turns(p->layout, t) ? t->n : 0;
+    return n / b.n * (MT_MIN(switches, b.n) - MT_MIN(phase, b.n)) * mt_dtype_size(MT_BF16);
 }

@@ -41,17 +41,21 @@ static void add_checkpoint_row(const struct mt_setup *s, const struct mt_plane_s
     for (size_t i = 0; i < s->n_learners; i++)
         checkpoint += mt_checkpoint_bytes(mt_setup_layout_of(s, i), pp->desc,
                                           s->in[i].cfg->checkpoint.save == MT_SAVE_FULL, mt_setup_names_base(s, i));
+    const struct mt_lay_out o = {s->in->cfg, &s->in->hf, NULL, &s->in->resumed};
+    const struct mt_plan_blocks blocks = {o, s->choice.layout, s->in->total_steps, NULL, NULL};
+    uint64_t overlays = mt_plan_overlay_bytes(&blocks);
     if (mt_hw_disk_free(s->in->cfg->checkpoint.dir, &have, NULL))
         return;
     for (int i = 0; i < dirs->n; i++)
         if (mt_hw_same_file_system(dirs->items[i], s->in->cfg->checkpoint.dir))
             beside += scratch / (uint64_t)dirs->n;
-    m->disk_bytes += checkpoint;
+    m->disk_bytes += checkpoint + overlays;
     m->checkpoint_bytes = checkpoint;
-    m->checkpoint_free = have > beside ? have - beside : 0;
     mt_memory_add_row(&m->rows, "disk", "a checkpoint", checkpoint);
-    add_limit(m, "disk", beside ? "scratch's drive" : "free space",
-              checkpoint + beside, have);
+    mt_memory_add_row(&m->rows, "disk", "overlays of phases", overlays);
+    beside += overlays;
+    m->checkpoint_free = have > beside ? have - beside : 0;
+    add_limit(m, "disk", beside > overlays ? "scratch's drive" : "free space", checkpoint + beside, have);
 }
 
 int mt_setup_memory(const struct mt_setup *s, struct mt_memory *m, struct mt_err *err)

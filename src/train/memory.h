@@ -16,7 +16,7 @@ struct mt_memory {
     int n_limits;
     int n_lanes;
     uint64_t lane_bytes[MT_MAX_LANES]; /* of device_bytes, on each device */
-    uint64_t device_bytes, host_bytes, disk_bytes; /* disk: one checkpoint and the scratch */
+    uint64_t device_bytes, host_bytes, disk_bytes; /* disk: one checkpoint, overlays and scratch */
     uint64_t checkpoint_bytes; /* of one; 0: not known */
     uint64_t checkpoint_free;  /* space for them once the scratch is allocated */
 };

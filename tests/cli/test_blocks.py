@@ -89,6 +89,10 @@ def a_block_at_a_time(tmp, model, want):
     last = sorted(glob.glob(os.path.join(want, "overlay-*")), key=lambda p: int(p.split("-")[-2]))[-1]
     files = [f for f in os.listdir(last) if f.endswith(".safetensors")]
     assert len(files) == len(seen) - 1 and any(os.stat(os.path.join(last, f)).st_nlink > 1 for f in files), files
+    size = sum(os.path.getsize(os.path.join(last, f)) for f in files) / 1024
+    promised = [re.search(r"overlays of phases +([\d.]+) KiB", megatrain("run", "--dry-run", settings(tmp, model, os.path.join(tmp, "dry"), **over)).stderr)
+                for over in ({}, {"train__steps": BLOCK})]
+    assert not promised[1] and size - 8 < float(promised[0].group(1)) <= size, (promised, size)
     return order
 
 

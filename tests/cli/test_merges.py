@@ -4,6 +4,7 @@ every home of the base gives them, exports are whole models, and what could not 
 import glob
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -76,6 +77,8 @@ def the_plan_knows_what_a_merge_writes(out):
     args = "plan", "--machine", "rtx4090", out + ".ini"
     assert json.loads(megatrain("-q", *args, "--json").stdout)["merge_write_bytes"] == bytes_of > 0
     assert f"Merges    Every {EVERY} steps: {bytes_of * 1e-9:.4g} GB" in megatrain("-q", *args).stdout
+    said = megatrain("run", "--dry-run", out + ".ini").stderr  # two are there at once
+    assert re.search(rf"overlays of phases +{2 * bytes_of / 1024:.2f} KiB", said), (bytes_of, said)
 
 
 def stopped_anywhere(tmp, model, want):
