@@ -3,12 +3,15 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "hw/hw.h"
 #include "hw/wear.h"
+
+#define FILE_LIMIT "ulimit -f"
 
 static void add_limit(struct mt_memory *m, const char *tier, const char *source, uint64_t wanted,
                       uint64_t available)
@@ -56,6 +59,9 @@ static void add_checkpoint_row(const struct mt_setup *s, const struct mt_plane_s
     beside += overlays;
     m->checkpoint_free = have > beside ? have - beside : 0;
     add_limit(m, "disk", beside > overlays ? "scratch's drive" : "free space", checkpoint + beside, have);
+    struct rlimit file;
+    if (!getrlimit(RLIMIT_FSIZE, &file))
+        add_limit(m, "disk", FILE_LIMIT, MT_MIN(checkpoint, s->in->cfg->checkpoint.shard_size), file.rlim_max);
 }
 
 int mt_setup_memory(const struct mt_setup *s, struct mt_memory *m, struct mt_err *err)
@@ -99,6 +105,7 @@ int mt_memory_check(const struct mt_memory *m, struct mt_err *err)
                        l->source, mt_format_bytes(have, sizeof(have), l->available),
                        mt_format_bytes(gap, sizeof(gap), l->wanted - l->available),
                        nvme   ? "make room there, name more folders in memory.nvme_paths, or raise memory.host_budget"
+                       : !strcmp(l->source, FILE_LIMIT) ? "raise it, or lower checkpoint.shard_size"
                        : disk ? "make room in checkpoint.dir or set checkpoint.save = weights"
                             : "lower memory.device_budget or train.tokens_per_step, set "
                                 "memory.states = disk and memory.nvme_paths, use a smaller model, or "

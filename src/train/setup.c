@@ -251,6 +251,27 @@ static int check_copies(const struct mt_setup *s, struct mt_err *err)
                    "a copy cannot read it in place; set checkpoint.frozen = name, or memory.base = host");
 }
 
+/* Of what comes after steps that the run does not have. */
+static void say_unreached(const struct mt_inputs *in)
+{
+    const struct mt_config *c = in->cfg;
+    const struct mt_lr *lr = &in->lr;
+    const uint64_t blocks = strcmp(c->train.blocks, "off") ? (uint64_t)c->train.block_steps : 0, all = in->total_steps;
+    const struct {
+        const char *key, *what;
+        uint64_t steps;
+        bool late;
+    } of[] = {{"train.warmup", "the learning rate never reaches its peak", lr->warmup, lr->warmup >= all},
+              {"train.decay", "the learning rate never comes down to its least", lr->decay, lr->schedule == MT_LR_WSD && lr->decay > all},
+              {"train.delink_at", "layers share their weights to the end", (uint64_t)c->train.delink_at, (uint64_t)c->train.delink_at >= all},
+              {"adapter.merge_every", "adapters are never merged", (uint64_t)c->adapter.merge_every, (uint64_t)c->adapter.merge_every >= all},
+              {"train.block_steps", "one block alone is trained", blocks, blocks >= all}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(of); i++)
+        if (of[i].late)
+            mt_warn("%s is %llu steps of a run of %llu: %s", of[i].key, (unsigned long long)of[i].steps,
+                    (unsigned long long)all, of[i].what);
+}
+
 /* A learner's steps, and what was decided, into its configuration. */
 static int lay_out_learner(struct mt_setup *s, size_t i, struct mt_err *err)
 {
@@ -258,9 +279,8 @@ static int lay_out_learner(struct mt_setup *s, size_t i, struct mt_err *err)
     struct mt_numerics *n = s->learner ? &s->learner[i] : &s->choice.numerics;
     int rc = in->data || in->eval_data ? mt_inputs_lay_out_steps(in, n, err) : 0;
     rc = rc ?: mt_config_adopt(in->cfg, n, &s->choice.placement, "chosen", err);
-    if (!rc && s->request.train && in->sampler && in->lr.warmup >= in->total_steps)
-        mt_warn("train.warmup is %llu steps of a run of %llu: the learning rate never reaches its peak",
-                (unsigned long long)in->lr.warmup, (unsigned long long)in->total_steps);
+    if (!rc && s->request.train && in->sampler)
+        say_unreached(in);
     return rc;
 }
 

@@ -75,6 +75,8 @@ def config_cases(tmp, model, data):
     check("disk without folders", run(ini(memory__states="disk")), 2, "memory.states", "memory.nvme_paths")
     check("spill without folders", run(ini(memory__activations="disk")), 2, "memory.activations", "memory.nvme_paths")
     check("no such GPU", run(ini(device__kind="cuda", device__index=900)), 5, "device.kind = cpu")
+    for keys, what in ((dict(train__schedule="wsd", train__decay=11), "never comes down"), (dict(model__share_layers=2, train__delink_at=10), "train.delink_at")):
+        check("steps that never come", ["run", ini(**keys), "--dry-run"], 0, what, "steps of a run of 10")
     check("warm-up without end", ["run", ini(train__warmup=10), "--dry-run"], 0, "never reaches its peak")
     check("steps and epochs", run(ini(train__epochs=1)), 2, "exactly one of", "train.steps")
     check("adapters without a kind", run(ini(adapter__rank=4)), 2, "adapter.rank", "adapter.kind = none")
@@ -318,6 +320,8 @@ def machine_cases(tmp, model, data):
         check("a small stack that may grow", ["-q", "run", ini], 0, limit=small(resource.RLIM_INFINITY))
         shutil.rmtree(os.path.join(tmp, "o3"))
     shards = write_shards(os.path.join(tmp, "shards"), 60)
+    short = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200000, 200000))
+    check("smaller files than checkpoints have", ["-q", "run", ini], 4, "ulimit -f allows 195.31 KiB", "checkpoint.shard_size", limit=short)
     few = lambda most: lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, most))
     check("more files than may be open", ["inspect", shards], 3, "Too many open files", "ulimit -n", limit=few(40))
     for most in range(6, 16, 2):  # whichever file is the last

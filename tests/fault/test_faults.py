@@ -128,7 +128,7 @@ def space_that_is_short_is_refused_before_anything_is_done(p):
     """A limit on file sizes stands in for a small drive; a small file system where one may be mounted."""
     out, ini = p.ini("short")
     cap = lambda: (signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
-                   resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19)))
+                   resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, resource.RLIM_INFINITY)))
     r = subprocess.run([BINARY, "-q", "run", ini], capture_output=True, text=True, preexec_fn=cap)
     assert r.returncode == 4, (r.returncode, r.stderr)
     assert "of scratch are needed" in r.stderr and p.drive in r.stderr, r.stderr

@@ -87,7 +87,7 @@ def saves_that_fail_leave_the_state_live(p):
 
 def a_last_save_that_fails_ends_as_it_says(p):
     """At the deadline, or at a signal; the exit code is that of the save."""
-    cap = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (140000, 140000))
+    cap = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (140000, resource.RLIM_INFINITY))
     out, ini = p.ini("deadline", checkpoint__save_deadline="1s")
     run = start("run", ini, preexec_fn=cap)
     said = run.communicate()[1]
@@ -164,7 +164,7 @@ def a_block_is_saved_though_the_models_folder_is_gone(p):
 
 def a_file_system_is_tried_before_anything_is_trained(p):
     out, ini = p.ini("tried")
-    cap = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))  # no hole goes so far
+    cap = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100000, resource.RLIM_INFINITY))  # no hole goes so far
     run = start("run", ini, preexec_fn=cap)
     said = run.communicate()[1]
     assert run.returncode == 1 and "cannot make a hole" in said and "step 1/" not in said, (run.returncode, said)
