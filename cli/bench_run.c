@@ -143,6 +143,9 @@ int bench_predict(struct bench *b, const struct mt_sweep_job *j, struct mt_sweep
         take_prediction(p, v);
         b->predicted = true;
     }
+    bool mistake = rc && (err->kind == MT_ERR_USAGE || err->kind == MT_ERR_INPUT) && !v->layout;
+    if (mistake && !cli_arg(b->args, "predict-only")) /* its run says so, and the others are made */
+        return 0;
     if (rc == -ENOSPC) {
         p->fits = false;
         rc = 0;

@@ -124,6 +124,12 @@ def a_crash_is_a_row(tmp, model, data, env):
     assert "missing.jsonl" in said, said  # the reason, from its log
     with open(os.path.join(out, "sweep.csv")) as f:
         assert [r["status"] for r in csv.DictReader(f)] == ["ok", "exit 3"]
+    open(sweep + "2", "w").write(f"[global]\ninclude = {ini}\n[sweep]\nsteps = 2\n[job none]\nmodel.freeze = nothing.*\n"
+                                 "[job typo]\noptimizer.type = adm\n[job good]\n")
+    said = megatrain("bench", sweep + "2", "--out", out + "2", env=env).stderr
+    assert "matches no tensor" in said and "must be one of adamw" in said, said
+    with open(os.path.join(out + "2", "sweep.csv")) as f:
+        assert [r["status"] for r in csv.DictReader(f)] == ["exit 2", "exit 2", "ok"]
     compared = megatrain("bench", "--compare", out, out).stdout
     assert "exit 3 in both" in compared and "1 without a measurement" in compared, compared
 
