@@ -23,6 +23,7 @@
 #include "checkpoint/history.h"
 #include "checkpoint/output.h"
 #include "log_lines.h"
+#include "objective/policy.h"
 #include "plan/resolve.h"
 #include "rewards.h"
 
@@ -562,6 +563,7 @@ static int evaluate_last(const struct rounds *r, uint64_t step, int *code, struc
 static int check(struct rounds *r, struct mt_err *err)
 {
     const struct mt_config *c = r->cfg;
+    const bool own = !strcmp(c->policy.rollouts, "generate");
     struct mt_numerics n;
     char first[4200];
     path_of(r, 0, 0, ".prompts.jsonl", first);
@@ -580,10 +582,18 @@ static int check(struct rounds *r, struct mt_err *err)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts = %s: set policy.max_tokens to the most tokens of a completion", c->policy.rollouts);
     if (c->checkpoint.save != MT_SAVE_FULL)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "checkpoint.save = weights: each round goes on from a full checkpoint: set it to full");
-    if (c->adapter.merge_every && strcmp(c->policy.rollouts, "generate") != 0)
+    if (c->adapter.merge_every && !own)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts = %s with adapter.merge_every: no command has the model that adapters were "
                        "merged into: set it to generate, or adapter.merge_every to 0", c->policy.rollouts);
-    if (mt_plan_by_rewards(c) && strcmp(c->policy.rollouts, "generate") != 0)
+    const union mt_rollout_values drawn = {.ref = NAN, .old = NAN};
+    const char *lacks = own ? mt_policy_lacks(mt_objective_of(&n), &n.objective_keys.policy, &drawn) : NULL;
+    if (lacks)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts = generate: its rollouts have no %s", lacks);
+    if (n.objective_keys.policy.max_tokens >= n.seq_len && c->data.overlong == MT_OVERLONG_ERROR)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.max_tokens = %lld: a row of data.seq_len = %lld tokens has no room for that and a "
+                       "prompt: lower the one, raise the other, or set data.overlong", (long long)n.objective_keys.policy.max_tokens,
+                       (long long)n.seq_len);
+    if (mt_plan_by_rewards(c) && !own)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts = %s with policy.loss = es: no command has the weights' noise: set it to generate",
                        c->policy.rollouts);
     if (mt_plan_by_rewards(c) && n.rows_per_step < mt_plan_rollouts(c))

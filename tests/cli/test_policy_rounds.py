@@ -237,6 +237,7 @@ def what_cannot_end_well_is_not_begun(tmp, model):
              ("short.jsonl:41: policy.reward = number needs", 3, sampler(tmp),
               {"eval__generate": f"{tmp}/short.jsonl", "eval__generate_tokens": 4, "data__tokenizer": "byte"}),
              ("can be started", 2, sampler(tmp), {"policy__reward": "nowhere/judge 1"}), ("can be started", 2, sampler(tmp), {"policy__reward": "no-judge 1"}),
+             ("no \"ref_logprobs\"", 2, "generate", {"policy__loss": "opd"}), ("has no room", 2, sampler(tmp), {"data__seq_len": 6}),
              ("no-text.jsonl:41", 3, "generate", {"policy__prompts": f"{tmp}/no-text.jsonl", "data__tokenizer": "byte"}))
     for i, (what, code, rollouts, over) in enumerate(cases):
         ini, out = ini_of(tmp, f"never-{i}", model, rollouts, **over)
