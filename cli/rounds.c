@@ -628,7 +628,10 @@ int cli_run_rounds(int *code, const struct cli *cli, const struct cli_args *args
     sigaction(SIGTERM, &pass, NULL);
     bool dry = cli_arg(args, "dry-run");
     if (!rc && !dry)
-        rc = mt_mkdir_p(r.dir, err) ?: settle(&r, err) ?: newest(&r, &step, err);
+        rc = mt_mkdir_p(r.dir, err)
+          ?: mt_checkpoint_rehearse(NULL, r.dir, err)
+          ?: settle(&r, err)
+          ?: newest(&r, &step, err);
     if (!rc && !dry && step < r.steps)
         rc = rehearse(&r, code, err);
     if (!rc && !dry && !*code)

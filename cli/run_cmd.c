@@ -368,6 +368,8 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
         rc = learner_check(&r->learner[i], err);
     if (rc || cli_arg(r->args, "dry-run"))
         return rc;
+    if (cli_arg(r->args, "trace")) /* that it can be written, which it is some steps later */
+        rc = mt_write_file(cli_arg(r->args, "trace"), "", 0, err);
     for (size_t i = 0; i < r->n && !r->cli->quiet; i++)
         if (r->learner[i].resume)
             cli_say("resuming from %s%s\n", r->learner[i].resume,

@@ -109,7 +109,7 @@ uint64_t mt_plan_overlay_bytes(const struct mt_plan_blocks *p)
         return 0;
     uint64_t switches = (p->steps - 1) / (every ? every : b.steps);
     if (every) /* each is whole, and the one before it stays until the next checkpoint */
-        return mt_plan_merged_bytes(p->layout) * MT_MIN(switches - MT_MIN(phase, switches), (uint64_t)2);
+        return mt_plan_merged_bytes(p->layout) * MT_MIN(switches - MT_MIN(phase, switches), (uint64_t)(phase ? 1 : 2));
     for (const struct mt_tensor *t = p->layout->tensors; t < p->layout->tensors + p->layout->n_tensors; t++)
         n += takes_turns(p->layout, t) ? t->n : 0;
     return n / b.n * (MT_MIN(switches, b.n) - MT_MIN(phase, b.n)) * mt_dtype_size(MT_BF16);

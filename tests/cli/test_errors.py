@@ -320,6 +320,7 @@ def machine_cases(tmp, model, data):
         check("a small stack that may grow", ["-q", "run", ini], 0, limit=small(resource.RLIM_INFINITY))
         shutil.rmtree(os.path.join(tmp, "o3"))
     shards = write_shards(os.path.join(tmp, "shards"), 60)
+    check("a trace that cannot be written", ["-q", "run", ini, "--trace", os.path.join(tmp, "no", "where.json")], 1, "where.json")
     short = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200000, 200000))
     check("smaller files than checkpoints have", ["-q", "run", ini], 4, "ulimit -f allows 195.31 KiB", "checkpoint.shard_size", limit=short)
     few = lambda most: lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, most))
