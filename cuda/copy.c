@@ -5,6 +5,7 @@
  * the number of each expert's rows, which the host waits for, are kernels: GPUs may have one copy engine for a direction, in
  * which megabytes of other streams would be ahead.
  */
+#include "base/lock.h"
 #include "cuda_priv.h"
 #include "kernels.h"
 
@@ -69,6 +70,7 @@ static cudaError_t unstaged(const struct job *j, const struct mt_copy *c)
 static cudaError_t staged(const struct job *j, const struct mt_copy *c)
 {
     struct mt_cuda_ring **ring = &j->d->rings[j->s];
+    MT_LOCKED(&j->d->staging[j->s]);
     if (!*ring && mt_cuda_ring_create(ring, j->d->n_threads, NULL))
         return unstaged(j, c);
     return mt_cuda_ring_copy(*ring, j->d->streams[j->s], c, j->to_device);

@@ -29,6 +29,7 @@ struct mt_cuda_device {
     int turned;                      /* the side stream (from 1) that stands for COMPUTE; 0: itself */
     struct mt_cuda_clock *clock;
     struct mt_cuda_ring *rings[MT_N_STREAMS]; /* made when first needed */
+    pthread_mutex_t staging[MT_N_STREAMS];    /* of each: held while a copy is submitted */
     struct mt_cuda_blas *blas;
     struct mt_cuda_fused *fused; /* cuDNN attention, or NULL */
     bool flash; /* attention of our own where it suits */
@@ -101,8 +102,7 @@ cudaError_t mt_cuda_copy_rows(const struct mt_copy *c, enum cudaMemcpyKind kind,
 /**
  * Two page-locked buffers for a stream, through which pageable memory is copied without blocking the submitting
  * thread: host functions on a stream of their own fill or empty one buffer while the other is transferred, with a
- * quarter of n_threads and at most 4 threads, since one core copies slower than a link. Only the thread that submits to
- * the stream may use it.
+ * quarter of n_threads and at most 4 threads, since one core copies slower than a link. One thread at a time.
  */
 int mt_cuda_ring_create(struct mt_cuda_ring **out, int n_threads, struct mt_err *err);
 /** The stream must be idle. Accepts NULL. */

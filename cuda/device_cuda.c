@@ -40,6 +40,8 @@ static void cuda_destroy(mt_device *dev)
     destroy_streams(d->streams, MT_N_STREAMS);
     mt_cuda_pins_leave(d);
     mt_cuda_memory_destroy(d);
+    for (int s = 0; s < MT_N_STREAMS; s++)
+        pthread_mutex_destroy(&d->staging[s]);
     pthread_mutex_destroy(&d->lock);
     free(d);
 }
@@ -293,6 +295,8 @@ int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, str
     d->n_threads = p->n_threads;
     d->apart = getenv("MEGATRAIN_CUDA_APART") != NULL;
     pthread_mutex_init(&d->lock, NULL);
+    for (int s = 0; s < MT_N_STREAMS; s++)
+        pthread_mutex_init(&d->staging[s], NULL);
     rc = mt_cuda_enter(d, err)
         ?: mt_cuda_pins_join(d, err)
         ?: mt_cuda_memory_create(d, p->budget_bytes, err)

@@ -19,8 +19,8 @@
  *           event recorded after the work has fired. Work never allocates.
  * Errors    A failure of asynchronous work is sticky: later work is dropped, events still fire, and
  *           mt_device_status() and mt_event_sync() return it.
- * Threads   Each stream is fed by one thread at a time; different streams may be fed by different
- *           threads. Everything else from one thread.
+ * Threads   Each stream is fed by one thread at a time, D2H at once by that of COMPUTE, too; different streams may be
+ *           fed by different threads. Everything else from one thread.
  */
 typedef struct mt_device mt_device;
 typedef struct mt_event mt_event;

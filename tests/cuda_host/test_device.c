@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The host side of the CUDA device on the emulation: memory, copies by all ways, events, errors. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -273,6 +274,56 @@ TEST(pageable_memory_is_read_after_what_the_stream_waits_for)
     mt_event_destroy(&ev);
     free(host);
     free(out);
+}
+
+enum { FEEDER_BYTES = 4000, FEEDER_ROUNDS = 100 };
+
+/* A thread that copies what it has on the device to the host, again and again, and looks at it when an event says that
+ * it is there. */
+struct feeder {
+    mt_device *dev;
+    char *device, *host;
+    int value, wrong;
+    pthread_t thread;
+};
+
+static void *feed(void *arg)
+{
+    struct feeder *f = arg;
+    mt_event *ev = NULL;
+    struct mt_err err;
+    f->wrong = mt_event_create(f->dev, &ev, &err) != 0;
+    for (int round = 0; round < FEEDER_ROUNDS && !f->wrong; round++) {
+        memset(f->host, 0, FEEDER_BYTES);
+        must_copy(f->dev, MT_STREAM_D2H,
+                  &(struct mt_copy){f->host, FEEDER_BYTES, f->device, FEEDER_BYTES, FEEDER_BYTES, 1});
+        f->wrong = mt_event_record(f->dev, ev, MT_STREAM_D2H, &err) || mt_event_sync(f->dev, ev, &err) ||
+                   f->host[0] != f->value || f->host[FEEDER_BYTES - 1] != f->value;
+    }
+    mt_event_destroy(&ev);
+    return NULL;
+}
+
+/* The queue's own thread, and the one of COMPUTE that copies logits. */
+TEST(two_threads_may_feed_the_way_out)
+{
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
+    struct feeder f[2];
+    for (int i = 0; i < 2; i++) {
+        f[i] = (struct feeder){dev, take(dev, FEEDER_BYTES, "x"), malloc(FEEDER_BYTES), i + 1};
+        assert_non_null(f[i].host);
+        memset(f[i].host, f[i].value, FEEDER_BYTES);
+        must_copy(dev, MT_STREAM_H2D,
+                  &(struct mt_copy){f[i].device, FEEDER_BYTES, f[i].host, FEEDER_BYTES, FEEDER_BYTES, 1});
+    }
+    must_sync(dev);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&f[i].thread, NULL, feed, &f[i]), 0);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(f[i].thread, NULL);
+        free(f[i].host);
+    }
+    assert_false(f[0].wrong || f[1].wrong);
 }
 
 TEST(events_order_streams_and_tell_the_time)

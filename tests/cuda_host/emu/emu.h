@@ -22,6 +22,7 @@ enum { MT_EMU_MAX_DEVICES = 8 };
 struct mt_emu_settings {
     uint64_t seed;        /* MT_EMU_SEED, default 1; 0: threads and blocks run in order */
     unsigned jitter_us;   /* MT_EMU_JITTER_US: longest random delay before a command of a stream */
+    unsigned hold_up_us;  /* MT_EMU_HOLD_UP_US: for how long some submissions keep their threads */
     int devices;          /* MT_EMU_DEVICES: how many there are, default 1, at most MT_EMU_MAX_DEVICES */
     unsigned workers;     /* MT_EMU_WORKERS: OS threads that run blocks of one kernel, default 2 */
     size_t memory_bytes;  /* MT_EMU_MEMORY: memory of each device, default 2 GiB */

@@ -37,6 +37,7 @@ static void read_settings(void)
     settings = (struct mt_emu_settings){
         .seed = setting("MT_EMU_SEED", 1),
         .jitter_us = (unsigned)setting("MT_EMU_JITTER_US", 0),
+        .hold_up_us = (unsigned)setting("MT_EMU_HOLD_UP_US", 0),
         .devices = (int)setting("MT_EMU_DEVICES", 1),
         .workers = (unsigned)setting("MT_EMU_WORKERS", 2),
         .memory_bytes = (size_t)setting("MT_EMU_MEMORY", 2ull << 30),

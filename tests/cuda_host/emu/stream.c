@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "emu.h"
 
@@ -137,6 +138,14 @@ static uint64_t tail(struct CUstream_st *s)
     return n;
 }
 
+/* MT_EMU_HOLD_UP_US: every eighth submission, drawn at random, keeps its thread for so long, and another's may come next. */
+static void hold_up(uint64_t number)
+{
+    uint64_t state = mt_emu_settings()->seed + number;
+    if (mt_emu_settings()->hold_up_us && mt_emu_random(&state) % 8 == 0)
+        usleep(mt_emu_settings()->hold_up_us);
+}
+
 static cudaError_t push(struct CUstream_st *s, mt_emu_command run, mt_emu_command done, const void *args,
                         size_t bytes)
 {
@@ -148,13 +157,14 @@ static cudaError_t push(struct CUstream_st *s, mt_emu_command run, mt_emu_comman
     pthread_mutex_lock(&s->lock);
     while (s->submitted - s->ended >= MAX_PENDING)
         pthread_cond_wait(&s->less, &s->lock);
-    c->number = atomic_fetch_add_explicit(&n_submitted, 1, memory_order_relaxed) + 1;
+    uint64_t number = c->number = atomic_fetch_add_explicit(&n_submitted, 1, memory_order_relaxed) + 1;
     *s->last = c;
     s->last = &c->next;
     if (s->submitted++ == s->ended)
         s->first_number = c->number;
     pthread_cond_signal(&s->more);
     pthread_mutex_unlock(&s->lock);
+    hold_up(number);
     return cudaSuccess;
 }
 
