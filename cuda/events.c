@@ -177,13 +177,22 @@ int64_t mt_cuda_event_time_ns(mt_event *event)
     return d->clock->base_ns[epoch % N_BASES] + (int64_t)((double)ms * 1e6);
 }
 
+/* A device that has failed may still do what was submitted before, such as copies: the memory may be freed next. */
+static int sync_failed(const struct mt_cuda_device *d, int rc)
+{
+    cudaSetDevice(d->index);
+    for (int s = 0; s < MT_N_STREAMS; s++)
+        cudaStreamSynchronize(d->streams[s]);
+    return rc;
+}
+
 int mt_cuda_sync(mt_device *dev, struct mt_err *err)
 {
     struct mt_cuda_device *d = mt_cuda(dev);
     cudaError_t e = cudaSuccess;
     int rc = mt_cuda_enter(d, err);
     if (rc)
-        return rc;
+        return sync_failed(d, rc);
     for (int s = 0; s < MT_N_STREAMS && e == cudaSuccess; s++)
         e = cudaEventRecord(d->clock->rest[s], d->streams[s]);
     for (int s = 0; s < MT_N_STREAMS && e == cudaSuccess; s++)

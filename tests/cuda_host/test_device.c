@@ -451,6 +451,26 @@ TEST(a_build_without_code_for_the_gpu_says_so)
     assert_false(info.shown);
 }
 
+/* What was submitted before an error that is not CUDA's end still runs, and its memory may be freed after a wait. */
+TEST(a_failed_device_is_waited_for)
+{
+    enum { N = 20 * MIB };
+    struct mt_err err = {0};
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
+    char *device = take(dev, N, "x"), *host = calloc(N, 1);
+    float *x = take(dev, 1024, "y");
+    assert_non_null(host);
+    mt_device_poison(dev, device, N);
+    must_sync(dev);
+    must_copy(dev, MT_STREAM_D2H, &(struct mt_copy){host, N, device, N, N, 1});
+    setenv("MT_EMU_LAUNCH_ERROR", "2", 1);
+    assert_int_equal(mt_op_add(dev, &(struct mt_add){.n = 64, .dtype = MT_F32, .a = x, .b = x, .out = x + 64}, &err), -EIO);
+    unsetenv("MT_EMU_LAUNCH_ERROR");
+    assert_int_equal(mt_device_sync(dev, &err), -EIO);
+    assert_int_equal((unsigned char)host[N - 1], 0xff);
+    free(host);
+}
+
 /* The driver loads a kernel when it is launched first. */
 TEST(an_error_that_may_be_for_lack_of_memory_says_so)
 {
