@@ -12,6 +12,9 @@ static const char earlier[] = "an operation before this one failed: with CUDA_LA
 static const char no_code[] = "this build has no code for the GPU: scripts/build makes it again for this machine's, or give "
                               "-Dgpu-archs";
 
+static const char no_module[] = "the kernel's module nvidia_uvm may not answer: after a suspend load it again (modprobe -r nvidia_uvm, "
+                                "modprobe nvidia_uvm), give a container /dev/nvidia-uvm, or reboot";
+
 /* Errors whose texts do not say what to do. */
 static const struct {
     cudaError_t rc;
@@ -27,6 +30,10 @@ static const struct {
     {cudaErrorSystemDriverMismatch, "libcuda and the driver in the kernel are of different versions: reboot after an update"},
     {cudaErrorCompatNotSupportedOnDevice, "this GPU cannot use the libcuda of a newer driver: take the folder `compat` off "
                                           "LD_LIBRARY_PATH"},
+    {cudaErrorUnknown, no_module},
+    {cudaErrorOperatingSystem, no_module},
+    {cudaErrorNotReady, "under WSL Windows had no room for the GPU's memory: lower memory.device_budget, or end what else uses "
+                        "the GPU"},
     {cudaErrorECCUncorrectable, "the GPU's memory is faulty: see nvidia-smi -q"},
     {cudaErrorLaunchTimeout, "the GPU has a display, which limits the time of an operation: use a GPU without one, or end "
                              "the desktop"},

@@ -404,8 +404,9 @@ TEST(errors_of_machines_come_with_what_to_do)
     static const struct {
         const char *error, *says;
     } cases[] = {{"34", "stubs"},     {"46", "has the GPU for itself"}, {"802", "nvidia-fabricmanager"},
-                 {"803", "reboot"},   {"804", "compat"},                {"999", "unknown error; fix that"},
+                 {"803", "reboot"},   {"804", "compat"},                {"999", "nvidia_uvm"},
                  {"214", "faulty"},   {"700", "CUDA_LAUNCH_BLOCKING=1"}, {"716", "CUDA_LAUNCH_BLOCKING=1"},
+                 {"304", "nvidia_uvm"}, {"600", "memory.device_budget"},
                  {"702", "has a display"}};
     mt_device *none = NULL;
     struct mt_err err = {0};
