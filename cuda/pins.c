@@ -7,12 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/utsname.h>
 
 #include "base/log.h"
 #include "base/pool.h"
 #include "base/read_progress.h"
 #include "cuda_priv.h"
+#include "hw/gpu.h"
 
 /* If a piece is refused, the others stay locked, and smaller pieces are tried, down to LEAST_BYTES. */
 enum { MOST_BYTES = 1 << 28, LEAST_BYTES = 1 << 24, POPULATE_BYTES = 1 << 25 };
@@ -120,20 +120,13 @@ static bool insert(const struct pin *pin)
     return ok;
 }
 
-/* Under WSL the driver locks about 1 GiB, whatever the limits are. */
-static bool on_wsl(void)
-{
-    struct utsname u;
-    return !uname(&u) && strcasestr(u.release, "microsoft");
-}
-
 static void say_refused(size_t locked, size_t bytes, cudaError_t rc)
 {
     char did[32], all[32], text[160];
     mt_warn("only %s of %s of host memory could be locked (%s): copies of the rest go through a staging buffer and are slower; %s",
             mt_format_bytes(did, sizeof(did), locked), mt_format_bytes(all, sizeof(all), bytes),
             mt_cuda_error_text(text, sizeof(text), rc),
-            on_wsl() ? "the driver locks no more under WSL, whatever the limits are: Linux without Windows copies faster"
+            mt_hw_on_wsl() ? "the driver locks no more under WSL, whatever the limits are: Linux without Windows copies faster"
                      : "raise the limit of locked memory (ulimit -l, or --ulimit memlock=-1 of a container)");
 }
 
@@ -234,6 +227,8 @@ int mt_cuda_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err
     if (rc || !first)
         return rc;
     populate(d, ptr, bytes);
+    if (mt_hw_on_wsl()) /* the driver locks about 1 GiB, and after it has refused once may refuse all */
+        make_rings(d);
     struct mt_read_progress progress;
     mt_read_progress_begin(&progress, "locking host memory", bytes);
     while (rc >= 0 && p < end && most >= LEAST_BYTES) {

@@ -3,8 +3,9 @@
 
 #include <dlfcn.h>
 #include <glob.h>
-#include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/utsname.h>
 
 #include "base/fs.h"
 
@@ -46,4 +47,10 @@ const char *mt_hw_gpu_shown_by(const char *root)
            : driver_has_one()                                ? "libcuda.so.1"
            : tool_lists_one()                                ? "nvidia-smi"
                                                              : NULL;
+}
+
+bool mt_hw_on_wsl(void)
+{
+    struct utsname u;
+    return !uname(&u) && strcasestr(u.release, "microsoft");
 }

@@ -276,6 +276,29 @@ TEST(pageable_memory_is_read_after_what_the_stream_waits_for)
     free(out);
 }
 
+/* A refusal may be the first of all: what other copies go through is locked before. */
+TEST(under_wsl_the_staging_ring_is_locked_first)
+{
+    enum { ROOM = 64 * MIB, N = 20 * MIB, BUFFER = 8 * MIB };
+    struct mt_err err = {0};
+    void *host = NULL;
+    setenv("MT_EMU_WSL", "1", 1);
+    mt_device *dev = open_device(128 * MIB);
+    char *device = take(dev, N, "copies");
+    assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
+    assert_int_equal(mt_device_register_host(dev, host, ROOM, &err), 0);
+    char *last = (char *)host + ROOM - N;
+    bool locked = mt_emu_pin_state(0, last, N) == MT_EMU_PINNED;
+    size_t before = mt_emu_copies();
+    must_copy(dev, MT_STREAM_D2H, &(struct mt_copy){last, N, device, N, N, 1});
+    must_sync(dev);
+    assert_int_equal(mt_emu_copies() - before, locked ? 1 : mt_div_up(N, BUFFER));
+    mt_device_unregister_host(dev, host);
+    mt_host_free(host, ROOM);
+    mt_device_destroy(&dev);
+    unsetenv("MT_EMU_WSL");
+}
+
 enum { FEEDER_BYTES = 4000, FEEDER_ROUNDS = 100 };
 
 /* A thread that copies what it has on the device to the host, again and again, and looks at it when an event says that

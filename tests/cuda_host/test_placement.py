@@ -28,6 +28,18 @@ def run_and_plan_say_the_same(tmp, model, data, env):
             assert f"\n{key.split('.')[1]} = {value} ;" in effective, (key, value, effective)
 
 
+def budget(ini, **env):
+    return json.loads(megatrain("-q", "plan", ini, "--json", env=env).stdout)["device_budget"]
+
+
+def windows_keeps_an_eighth_of_the_gpu(tmp, model, data, env):
+    """Which it moves to host memory, at a price, or refuses, where a program takes nearly all of it."""
+    out = os.path.join(tmp, "wsl")
+    ini = write_ini(out + ".ini", base(model, data, out, memory__device_budget="auto"))
+    env = {**env, "MT_EMU_MEMORY": "16G", "MT_EMU_DISPLAY": "1"}
+    assert budget(ini, **env) - budget(ini, **env, MT_EMU_WSL="1") == 1 << 29
+
+
 def planes_are_locked_as_asked(tmp, model, data, env):
     """Where only 1 MiB may be locked, all of it is too much, and the staging ring alone is not: with the same bits."""
     got = {}
@@ -49,4 +61,5 @@ with tempfile.TemporaryDirectory() as tmp:
     data = write_data(os.path.join(tmp, "data.jsonl"))
     megatrain("-q", "probe", "all", "--force", "--brief", "--device", "cuda", "--threads", 2, env=env)
     run_and_plan_say_the_same(tmp, model, data, env)
+    windows_keeps_an_eighth_of_the_gpu(tmp, model, data, env)
     planes_are_locked_as_asked(tmp, model, data, env)

@@ -22,6 +22,7 @@ struct range {
 
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 static struct range *ranges; /* by address, apart */
+static bool spent; /* MT_EMU_WSL: once it has refused, until all is unlocked */
 static size_t n_ranges, capacity, n_twice, bytes_of[2]; /* registered, allocated */
 
 /* The first range that ends behind p. */
@@ -54,12 +55,20 @@ enum mt_emu_pin mt_emu_pin_state(int device, const void *ptr, size_t bytes)
     return !covered ? MT_EMU_PAGEABLE : covered == bytes ? MT_EMU_PINNED : MT_EMU_PARTLY_PINNED;
 }
 
+static bool refuses(size_t bytes, bool owned)
+{
+    size_t most = owned ? mt_emu_settings()->buffer_bytes : mt_emu_settings()->pin_bytes;
+    bool over = bytes_of[owned] + bytes > most;
+    spent |= over && getenv("MT_EMU_WSL");
+    return over || spent;
+}
+
 static cudaError_t add(char *p, size_t bytes, bool owned, bool portable)
 {
     size_t i = first_behind(p);
     if (i < n_ranges && ranges[i].base < p + bytes)
         return cudaErrorHostMemoryAlreadyRegistered;
-    if (bytes_of[owned] + bytes > (owned ? mt_emu_settings()->buffer_bytes : mt_emu_settings()->pin_bytes))
+    if (refuses(bytes, owned))
         return cudaErrorMemoryAllocation;
     if (n_ranges == capacity) {
         size_t n = capacity ? 2 * capacity : 64;
@@ -85,6 +94,7 @@ static bool take_out(const char *p, bool owned)
     bytes_of[owned] -= ranges[i].bytes;
     memmove(ranges + i, ranges + i + 1, (n_ranges - i - 1) * sizeof(*ranges));
     n_ranges--;
+    spent &= n_ranges > 0;
     return true;
 }
 
