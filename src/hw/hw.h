@@ -24,7 +24,7 @@ double mt_hw_busy_seconds(void);
 
 /** Limits of memory, in bytes; UINT64_MAX: no limit. */
 struct mt_hw_memory {
-    uint64_t total, available;        /* MemTotal, MemAvailable */
+    uint64_t total, available;        /* MemTotal, MemAvailable, without that of GPUs which are NUMA nodes */
     uint64_t cgroup_free;             /* mt_cgroup_memory_free() */
     uint64_t address_space;           /* RLIMIT_AS less mapped memory */
     uint64_t memlock;                 /* RLIMIT_MEMLOCK */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +8,7 @@
 
 #include "base/cgroup.h"
 #include "base/fs.h"
+#include "base/mem.h"
 #include "hw/hw.h"
 
 static FILE *open_under(const char *root, const char *path)
@@ -29,6 +31,33 @@ static uint64_t proc_field(const char *root, const char *file, const char *name)
             break;
         }
     return kb * 1024;
+}
+
+/* The NUMA node that a GPU's memory is, or -1. NVIDIA's driver says so in a file for each GPU. */
+static int node_of_gpu(const char *numa_status)
+{
+    int node = -1;
+    char status[32] = "";
+    MT_STREAM_CLOSED FILE *f = fopen(numa_status, "re");
+    bool read = f && fscanf(f, " Node: %d Status: %31s", &node, status) == 2;
+    return read && !strcmp(status, "online") ? node : -1;
+}
+
+/* GPUs that share addresses with the processor (GH200) have their memory in MemTotal and MemAvailable, too. */
+static void leave_out_gpus(struct mt_hw_memory *m, const char *root)
+{
+    glob_t found;
+    if (glob(MT_PATH("%s/proc/driver/nvidia/gpus/*/numa_status", root), 0, NULL, &found))
+        return;
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        int node = node_of_gpu(found.gl_pathv[i]);
+        const char *info = MT_PATH("/sys/devices/system/node/node%d/meminfo", node);
+        uint64_t unused = proc_field(root, info, MT_PATH("Node %d MemFree", node)) +
+                          proc_field(root, info, MT_PATH("Node %d FilePages", node));
+        m->total -= MT_MIN(m->total, proc_field(root, info, MT_PATH("Node %d MemTotal", node)));
+        m->available -= MT_MIN(m->available, unused);
+    }
+    globfree(&found);
 }
 
 static uint64_t free_under(uint64_t limit, uint64_t used)
@@ -56,6 +85,7 @@ int mt_hw_memory(struct mt_hw_memory *out, const char *root, struct mt_err *err)
     };
     if (!out->available)
         return mt_fail(err, MT_ERR_RUNTIME, -ENODATA, "cannot read MemAvailable of /proc/meminfo");
+    leave_out_gpus(out, root);
     return 0;
 }
 

@@ -59,6 +59,23 @@ TEST_WITH(proc_is_read_in_bytes, set_up, tear_down)
     assert_true(m.cgroup_free == UINT64_MAX);
 }
 
+/* GH200: 480 GB of the processor and 96 GB of the GPU are one /proc/meminfo. */
+TEST_WITH(memory_of_a_gpu_is_not_the_hosts, set_up, tear_down)
+{
+    put("/proc/meminfo", MEMINFO);
+    put("/sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 9000 kB\nNode 0 MemFree: 9000 kB\n");
+    put("/sys/devices/system/node/node1/meminfo",
+        "Node 1 MemTotal:       6000000 kB\nNode 1 MemFree:        2900000 kB\nNode 1 FilePages:       100000 kB\n");
+    put("/proc/driver/nvidia/gpus/0009:01:00.0/numa_status", "Node:      1\nStatus:    online\nAddress:   0\nSize:      0\n");
+    put("/proc/driver/nvidia/gpus/0019:01:00.0/numa_status", "Node:      -1\nStatus:    disabled\n");
+    struct mt_hw_memory m = look();
+    assert_int_equal(m.total, UINT64_C(10000000) * 1024);
+    assert_int_equal(m.available, UINT64_C(5000000) * 1024);
+    put("/proc/driver/nvidia/gpus/0009:01:00.0/numa_status", "Node:      1\nStatus:    offline\n");
+    m = look();
+    assert_int_equal(m.total, UINT64_C(16000000) * 1024);
+}
+
 TEST_WITH(without_mem_available_there_is_an_error, set_up, tear_down)
 {
     struct mt_hw_memory m;
