@@ -218,6 +218,7 @@ void mt_cuda_probe(struct mt_device_info *out, int index)
     if (rc == cudaSuccess)
         rc = cudaDeviceGetAttribute(&limited, cudaDevAttrKernelExecTimeout, index);
     out->has_display = limited;
+    out->is_integrated = prop.integrated;
     out->is_paged = mt_hw_on_wsl();
     out->present = rc == cudaSuccess;
     out->shown = !out->present;

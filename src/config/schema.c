@@ -314,7 +314,8 @@ static const struct mt_key keys[] = {
 
     {"memory", "device_budget", MT_MACHINE, MT_KEY_SIZE, AT(placement.device_budget), "auto", NULL, ANY, NULL,
      "Device memory to use, such as 20GiB; auto: a GPU's free memory less 1 GiB or 4% (1.5 GiB with a display, an eighth under WSL); "
-     "on the cpu device a quarter of the host budget, which is filled with copies of layers as on a GPU: less takes less memory."},
+     "where GPU and host have one memory (DGX Spark) a quarter of it, and the host has the rest; on the "
+     "cpu device a quarter of the host budget, which is filled with copies of layers as on a GPU: less takes less memory."},
     {"memory", "host_budget", MT_MACHINE, MT_KEY_SIZE, AT(placement.host_budget), "90%", NULL, ANY, NULL,
      "Host memory to use, or a share of what is available."},
     {"memory", "states", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.states), "auto", MT_STATES_NAMES, ANY,

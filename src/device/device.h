@@ -65,6 +65,7 @@ struct mt_device_info {
     char text[512];                  /* its name, or why it is not present */
     size_t total_bytes, free_bytes;  /* of its own memory; cpu: 0 */
     bool has_display;                /* it drives a desktop, which may take more of its memory at any time */
+    bool is_integrated;              /* its memory is the host's: both together have no more than that */
     bool is_paged;                   /* Windows moves its memory to the host's where programs take nearly all (WSL) */
 };
 /** Waits for the streams, then frees all; accepts NULL; sets *dev to NULL. */

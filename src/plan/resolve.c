@@ -70,6 +70,22 @@ static void take_least(struct mt_plan_limits *out, const struct mt_device_info *
     }
 }
 
+static void set_bytes(struct mt_size *s, uint64_t whole, uint64_t when_auto)
+{
+    uint64_t bytes = s->is_auto ? when_auto : s->is_ratio ? (uint64_t)((double)whole * s->ratio) : s->bytes;
+    *s = (struct mt_size){.bytes = bytes};
+}
+
+/* One memory for the host and a device, which has what is configured, or a quarter, as on the cpu device. */
+static void share_memory(struct mt_plan_limits *out, struct mt_size device)
+{
+    set_bytes(&device, out->host_bytes, out->host_bytes / 4);
+    out->device_bytes = out->host_bytes;
+    out->device_share = MT_MIN(device.bytes, out->host_bytes);
+    out->host_bytes -= out->device_share;
+    out->device_reserve = out->host_bytes;
+}
+
 /* The devices of a run. Those that a list names are looked up before the kind is known, which the
  * first decides. */
 static int find_devices(struct mt_plan_limits *out, const struct mt_config *c, struct mt_err *err)
@@ -84,6 +100,8 @@ static int find_devices(struct mt_plan_limits *out, const struct mt_config *c, s
     out->kind = mt_device_choose(kind_names[c->device.kind], out->gpu[0], &gpu);
     out->device_bytes = gpu.present ? gpu.free_bytes : 0;
     out->device_reserve = reserve_of(&gpu);
+    if (gpu.present && gpu.is_integrated)
+        share_memory(out, c->placement.device_budget);
     rc = mt_device_select(out->gpu, &out->n_gpus, MT_MAX_DEVICES, out->kind, gpus, (int)c->device.index, err);
     for (int i = 1; i < out->n_gpus && gpu.present && !rc; i++) {
         mt_device_probe(&gpu, out->kind, out->gpu[i]);
@@ -344,12 +362,6 @@ int64_t mt_resolve_micro_batch(const struct mt_numerics *n)
     return MT_MIN(rows, n->rows_per_step);
 }
 
-static void set_bytes(struct mt_size *s, uint64_t whole, uint64_t when_auto)
-{
-    uint64_t bytes = s->is_auto ? when_auto : s->is_ratio ? (uint64_t)((double)whole * s->ratio) : s->bytes;
-    *s = (struct mt_size){.bytes = bytes};
-}
-
 /* What cluster.`what` names for each of n hosts, if it does and there are several. */
 static int read_each(uint64_t *of, const char *what, const struct mt_cfg_list *named, int n, struct mt_err *err)
 {
@@ -372,7 +384,7 @@ static int resolve_each(struct mt_plan_request *r, const struct mt_config *c, co
     uint64_t memory[MT_MAX_LANES], least = UINT64_MAX;
     for (int i = 0; i < n; i++) {
         struct mt_size of = c->placement.host_budget;
-        uint64_t has = l->each[i] ? l->each[i] : l->host_bytes;
+        uint64_t has = l->each[i] ? l->each[i] - MT_MIN(l->each[i], l->device_share) : l->host_bytes;
         set_bytes(&of, has, mt_plan_host_budget(has));
         memory[i] = of.bytes;
         r->drive_room[i] = l->drive_room[i];

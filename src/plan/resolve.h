@@ -22,6 +22,7 @@ struct mt_plan_limits {
     uint64_t each[MT_MAX_LANES]; /* [n_hosts] host_bytes of each; 0: the same */
     uint64_t drive_room[MT_MAX_LANES]; /* [n_hosts] bytes that the drives of each may take; 0: unknown, 1: none */
     uint64_t device_bytes; /* of the GPU's own memory, of several the least; on this machine only what is free */
+    uint64_t device_share; /* of each host's memory, which a device without its own has: in `each`, not in host_bytes */
     uint64_t device_reserve; /* of them, left free by a budget of `auto`: mt_plan_device_reserve() */
     int threads;           /* one per core that may be used */
     int drives;            /* that may hold states and records */

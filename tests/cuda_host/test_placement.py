@@ -40,6 +40,18 @@ def windows_keeps_an_eighth_of_the_gpu(tmp, model, data, env):
     assert budget(ini, **env) - budget(ini, **env, MT_EMU_WSL="1") == 1 << 29
 
 
+def a_gpu_without_memory_of_its_own_takes_the_hosts(tmp, model, data, env):
+    """Of one memory for both (DGX Spark, Jetson) what the GPU gets is not counted for the host once more: a quarter, or
+    what is configured."""
+    out = os.path.join(tmp, "integrated")
+    ini = write_ini(out + ".ini", base(model, data, out, memory__device_budget="auto", memory__host_budget="100%"))
+    env = {**env, "MT_EMU_INTEGRATED": "1", "MT_EMU_MEMORY": "64G"}
+    for device, share in ("auto", 0.25), ("50%", 0.5):
+        said = json.loads(megatrain("-q", "plan", ini, "--json", "--set", "memory.device_budget=" + device, env=env).stdout)
+        both = said["device_budget"] + said["host_budget"]
+        assert abs(said["device_budget"] / both - share) < 0.01, (device, said)
+
+
 def planes_are_locked_as_asked(tmp, model, data, env):
     """Where only 1 MiB may be locked, all of it is too much, and the staging ring alone is not: with the same bits."""
     got = {}
@@ -62,4 +74,5 @@ with tempfile.TemporaryDirectory() as tmp:
     megatrain("-q", "probe", "all", "--force", "--brief", "--device", "cuda", "--threads", 2, env=env)
     run_and_plan_say_the_same(tmp, model, data, env)
     windows_keeps_an_eighth_of_the_gpu(tmp, model, data, env)
+    a_gpu_without_memory_of_its_own_takes_the_hosts(tmp, model, data, env)
     planes_are_locked_as_asked(tmp, model, data, env)

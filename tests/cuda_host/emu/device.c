@@ -120,6 +120,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
         .asyncEngineCount = 2,
         .memoryBusWidth = 64,
         .l2CacheSize = 1 << 20,
+        .integrated = getenv("MT_EMU_INTEGRATED") != NULL,
         .pciBusID = device,
         .uuid = {{0x4d, 0x54, [15] = (char)device}},
     };

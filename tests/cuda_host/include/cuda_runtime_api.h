@@ -113,6 +113,7 @@ struct cudaDeviceProp {
     int asyncEngineCount;
     int memoryBusWidth;
     int l2CacheSize;
+    int integrated;
     int pciBusID;
     int pciDeviceID;
     int pciDomainID;

@@ -58,6 +58,16 @@ TEST(budgets_are_shares_of_what_there_is)
     assert_int_equal(placed(&least, "memory.device_budget=auto", "memory.host_budget=auto").device_budget.bytes, 0);
 }
 
+/* Devices without memory of their own: what they have of a host's is not the host's. */
+TEST(a_host_has_what_its_device_leaves)
+{
+    const struct mt_plan_limits l = {.kind = "cuda", .host_bytes = 90 * GIB, .threads = 8, .n_hosts = 2, .each = {[1] = 110 * GIB},
+                                     .device_bytes = 120 * GIB, .device_share = 30 * GIB, .device_reserve = 90 * GIB};
+    struct mt_placement p = placed(&l, "memory.device_budget=auto", "memory.host_budget=50%");
+    assert_int_equal(p.device_budget.bytes, 30 * GIB);
+    assert_int_equal(p.host_budget.bytes, 40 * GIB);
+}
+
 /* Of several hosts the least budget counts, and what each has beyond it is known. */
 TEST(hosts_may_use_what_each_has)
 {
