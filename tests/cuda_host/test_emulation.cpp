@@ -488,7 +488,11 @@ TEST(host_memory_is_registered_wholly_or_not_at_all)
     assert_int_equal(cudaMemcpyAsync(d, host.data(), 4096, cudaMemcpyHostToDevice, nullptr),
                      cudaErrorInvalidValue);
     assert_int_equal(cudaHostRegister(host.data() + 2048, 2048, 0), cudaSuccess);
-    assert_int_equal(cudaMemcpyAsync(d, host.data(), 4096, cudaMemcpyHostToDevice, nullptr), cudaSuccess);
+    assert_int_equal(cudaMemcpyAsync(d, host.data(), 4096, cudaMemcpyHostToDevice, nullptr),
+                     cudaErrorInvalidValue); /* by two calls */
+    assert_int_equal(cudaMemcpy2DAsync(d, 512, host.data() + 1024, 512, 512, 3, cudaMemcpyHostToDevice, nullptr),
+                     cudaErrorInvalidValue); /* no row lies in both */
+    assert_int_equal(cudaMemcpyAsync(d, host.data() + 2048, 2048, cudaMemcpyHostToDevice, nullptr), cudaSuccess);
     assert_int_equal(cudaHostUnregister(host.data()), cudaSuccess);
     assert_int_equal(cudaHostUnregister(host.data()), cudaErrorHostMemoryNotRegistered);
     assert_int_equal(cudaHostUnregister(host.data() + 2048), cudaSuccess);
@@ -583,6 +587,9 @@ static void check_product(cublasLtHandle_t lt, const product &p)
         assert_int_equal(cublasLtMatmulPreferenceSetAttribute(pref, what, &align, sizeof(align)), 0);
     assert_int_equal(cublasLtMatmulAlgoGetHeuristic(lt, desc, la, lb, ld, ld, pref, 4, found, &n), 0);
     assert_true(n >= 1);
+    assert_int_equal(cublasLtMatmul(lt, desc, &p.alpha, da, la, db, lb, &p.beta, dc, ld, dc, ld, &found[0].algo,
+                                    static_cast<char *>(workspace) + 16, bytes - 16, nullptr),
+                     CUBLAS_STATUS_INVALID_VALUE);
     assert_int_equal(cublasLtMatmul(lt, desc, &p.alpha, da, la, db, lb, &p.beta, dc, ld, dc, ld, &found[0].algo,
                                     workspace, bytes, nullptr), 0);
     std::vector<float> got;

@@ -38,6 +38,7 @@ FAULTS = [
     ("blocks that overlap", FOLD, r"(mul\.wide\.u32 \t%rd\d+, %r\d+, )32;", r"\g<1>16;", 1, ["race: global memory", "another block"],
      GLOBAL),
     ("more threads than bounds", FOLD, r"\.maxntid 1024, 1, 1", ".maxntid 512, 1, 1", 1, ["launch bounds"], {}),
+    ("many threads without bounds", FOLD, r"\.maxntid 1024, 1, 1", "", 1, ["launch bounds: 1024, of 256"], {}),
     ("swapped bf16 pair", GLU, r"(cvt\.rn\.bf16x2\.f32 %r\d+, )(%f\d+), ?(%f\d+)", r"\1\3, \2", 1, ["FAIL cuda"], {}),
     ("guard off by one", GLU, r"setp\.ge\.u64", "setp.gt.u64", 2, ["FAIL cuda"], {}),
     ("no barrier before another warp's sum", ROWS, r"bar\.sync \t?0;", "", 1, ["shared byte"], {}),

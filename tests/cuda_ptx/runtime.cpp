@@ -158,7 +158,8 @@ cudaError_t __cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void *
     size_t threads = static_cast<size_t>(block.x) * block.y * block.z, most = 1;
     for (uint32_t m : k.max_threads)
         most *= m;
-    if (most && threads > most)
+    most = most ? most : 256; /* more would not fit if the assembler took 255 registers for each */
+    if (threads > most)
         return refuse(r, "more threads than its launch bounds", threads, most);
     if (k.shared_bytes > 48u << 10 || (k.shared_bytes && k.shared_bytes + shared > 48u << 10))
         return refuse(r, "bytes of shared memory beyond 48 KiB", k.shared_bytes + shared, 48u << 10);

@@ -60,14 +60,9 @@ static bool check_side(const char *what, const char *side, const void *p, const 
     return true;
 }
 
-static enum mt_emu_pin rows_pin_state(int device, const char *p, size_t pitch, size_t width,
-                                      size_t rows)
+static enum mt_emu_pin rows_pin_state(int device, const char *p, size_t pitch, size_t width, size_t rows)
 {
-    enum mt_emu_pin all = mt_emu_pin_state(device, p, width);
-    for (size_t i = 1; i < rows; i++)
-        if (mt_emu_pin_state(device, p + i * pitch, width) != all)
-            return MT_EMU_PARTLY_PINNED;
-    return all;
+    return mt_emu_pin_state(device, p, (rows - 1) * pitch + width);
 }
 
 /* The bytes of a pageable source, taken now; the copy then comes from `staging`. */
@@ -110,7 +105,7 @@ static cudaError_t submit_copy(const char *call, struct copy c, enum cudaMemcpyK
     enum mt_emu_pin dst =
         to ? MT_EMU_PINNED : rows_pin_state(device, c.dst, c.dst_pitch, c.width, c.rows);
     if (src == MT_EMU_PARTLY_PINNED || dst == MT_EMU_PARTLY_PINNED) {
-        mt_emu_complain("%s: the host memory is partly registered, partly not", what);
+        mt_emu_complain("%s: the host memory is partly registered and partly not, or not by one call", what);
         return mt_emu_result(cudaErrorInvalidValue);
     }
     if (src == MT_EMU_PAGEABLE && !stage(&c))

@@ -311,6 +311,15 @@ static bool check_matrix(const char *what, const void *p, const struct cublasLtM
     return true;
 }
 
+/* As NVIDIA's documentation wants it. */
+static bool check_workspace(const void *p, size_t bytes)
+{
+    if ((uintptr_t)p % 256 == 0)
+        return !bytes || mt_emu_check_device("cublasLtMatmul, workspace", mt_emu_device(), p, bytes);
+    mt_emu_complain("cublasLtMatmul, workspace: %p is not a multiple of 256 bytes", p);
+    return false;
+}
+
 static bool check_scale(const char *what, const float *scale)
 {
     return !scale || mt_emu_check_device(what, mt_emu_device(), scale, sizeof(*scale));
@@ -484,8 +493,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     p.sleep_us = algo ? (unsigned)algo->data[ALGO_US] : 0;
     const uint64_t any[4] = {1, 1, 1, 1}, *align = algo ? algo->data + 2 : any;
     bool ok = (!algo || algo->data[0] == ALGO_MARK) && p.scribble <= workspace_bytes &&
-              (!p.scribble ||
-               mt_emu_check_device("cublasLtMatmul, workspace", device, workspace, p.scribble)) &&
+              check_workspace(workspace, p.scribble) &&
               check_matrix("cublasLtMatmul, A", a, &p.a, align[0]) &&
               check_matrix("cublasLtMatmul, B", b, &p.b, align[1]) &&
               check_matrix("cublasLtMatmul, D", d, &p.d, align[3]) &&

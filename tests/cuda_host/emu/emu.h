@@ -81,7 +81,8 @@ bool mt_emu_check_device(const char *what, int device, const void *p, size_t byt
 const char *mt_emu_describe(const void *p);
 
 enum mt_emu_pin { MT_EMU_PAGEABLE, MT_EMU_PINNED, MT_EMU_PARTLY_PINNED };
-/** As a device sees it: memory that is registered for another one alone is not. */
+/** As a device sees it: memory that is registered for another one alone is not. Pinned is what lies in one range: the
+ * driver refuses copies of what was registered by several calls. */
 enum mt_emu_pin mt_emu_pin_state(int device, const void *p, size_t bytes);
 /** Whether cudaHostGetDevicePointer() was asked about the locked range that holds p, and that range. */
 bool mt_emu_mapped(const void *p, uintptr_t *base, size_t *bytes);

@@ -42,17 +42,15 @@ static size_t first_behind(const char *p)
 enum mt_emu_pin mt_emu_pin_state(int device, const void *ptr, size_t bytes)
 {
     const char *p = ptr, *end = p + bytes;
-    size_t covered = 0;
+    bool some = false, all = false;
     pthread_rwlock_rdlock(&lock);
-    for (size_t i = first_behind(p); i < n_ranges && ranges[i].base < end; i++) {
-        const char *from = ranges[i].base > p ? ranges[i].base : p;
-        const char *to =
-            ranges[i].base + ranges[i].bytes < end ? ranges[i].base + ranges[i].bytes : end;
-        covered +=
-            ranges[i].device == EVERY || ranges[i].device == device ? (size_t)(to - from) : 0;
-    }
+    for (size_t i = first_behind(p); i < n_ranges && ranges[i].base < end; i++)
+        if (ranges[i].device == EVERY || ranges[i].device == device) {
+            some = true;
+            all = ranges[i].base <= p && ranges[i].base + ranges[i].bytes >= end;
+        }
     pthread_rwlock_unlock(&lock);
-    return !covered ? MT_EMU_PAGEABLE : covered == bytes ? MT_EMU_PINNED : MT_EMU_PARTLY_PINNED;
+    return all ? MT_EMU_PINNED : some ? MT_EMU_PARTLY_PINNED : MT_EMU_PAGEABLE;
 }
 
 static bool refuses(size_t bytes, bool owned)
