@@ -35,8 +35,8 @@ static const struct {
     {cudaErrorNotReady, "under WSL Windows had no room for the GPU's memory: lower memory.device_budget, or end what else uses "
                         "the GPU"},
     {cudaErrorECCUncorrectable, "the GPU's memory is faulty: see nvidia-smi -q"},
-    {cudaErrorLaunchTimeout, "the GPU has a display, which limits the time of an operation: use a GPU without one, or end "
-                             "the desktop"},
+    {cudaErrorLaunchTimeout, "the GPU has a display, which limits the time of an operation: use a GPU without one, end the "
+                             "desktop, or lower train.micro_batch, or train.chunk if rows are long"},
     {cudaErrorIllegalAddress, earlier},
     {cudaErrorIllegalInstruction, earlier},
     {cudaErrorMisalignedAddress, earlier},

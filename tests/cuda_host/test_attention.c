@@ -531,3 +531,50 @@ TEST(documents_too_long_for_tiles_are_not_compared)
     assert_int_equal(attend_alone(dev, x, most + 1, 67, &err), -ENOTSUP); /* rows that they do not take */
     assert_non_null(strstr(err.msg, "MEGATRAIN_ATTENTION=tiled"));
 }
+
+/* Two documents with own kernels, forward and backward; the results and the log-sum-exps to `out`. */
+enum { OWN_ROWS = 300, OWN_TENSOR = OWN_ROWS * 2 * 64 * 2, OWN_RESULTS = 5 * OWN_TENSOR };
+static void attend_own(mt_device *dev, char *x, char *out)
+{
+    static const int32_t cu[] = {0, 100, OWN_ROWS};
+    static uint16_t values[4 * OWN_TENSOR / 2];
+    struct mt_heads h[8];
+    for (size_t i = 0; i < MT_ARRAY_LEN(values); i++)
+        values[i] = mt_f32_to_bf16((float)(i * 7919 % 509) / 509.0f - 0.4f);
+    for (size_t i = 0, at = 4096; i < 8; i++, at += OWN_TENSOR) { /* q, d_o, k, v; o, dq, dk, dv */
+        size_t n = i / 2 % 2 ? 1 : 2;
+        h[i] = mt_heads(x + at, n * 64, n, 64);
+    }
+    put_documents(dev, x, cu, 2);
+    must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){x + 4096, sizeof(values), values, sizeof(values), sizeof(values), 1});
+    struct mt_attention a = {.n = OWN_ROWS, .n_docs = 2, .max_len = 200, .dtype = MT_BF16, .scale = 0.125f,
+                             .cu_seqlens = (const int32_t *)x, .cu_seqlens_host = cu, .q = h[0], .k = h[2], .v = h[3],
+                             .o = h[4], .lse = (float *)(x + 4096 + 8 * OWN_TENSOR), .workspace = x + MIB};
+    struct mt_attention_bwd b = {.fwd = a, .d_o = h[1], .dq = h[5], .dk = h[6], .dv = h[7]};
+    MUST(mt_op_zero, dev, &(struct mt_zero){h[4].p, OWN_RESULTS});
+    MUST(mt_op_attention, dev, &a);
+    MUST(mt_op_attention_bwd, dev, &b);
+    must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){out, OWN_RESULTS, h[4].p, OWN_RESULTS, OWN_RESULTS, 1});
+    must_sync(dev);
+}
+
+/* The driver ends a launch that takes seconds where a display is on the GPU. */
+TEST(launches_are_short_where_a_display_is)
+{
+    static char out[2][OWN_RESULTS];
+    size_t n[2];
+    setenv("MEGATRAIN_ATTENTION", "own", 1);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
+    char *x = memory_to_attend(dev);
+    for (int display = 0; display < 2; display++) {
+        size_t before = mt_emu_launches();
+        setenv("MT_EMU_DISPLAY", display ? "1" : "0", 1);
+        attend_own(dev, x, out[display]);
+        n[display] = mt_emu_launches() - before;
+    }
+    unsetenv("MT_EMU_DISPLAY");
+    unsetenv("MEGATRAIN_ATTENTION");
+    assert_int_equal(n[0], 7); /* three lists of tiles, as many passes, and delta */
+    assert_int_equal(n[1], 7 + 2 + 2 + 1); /* three tiles of queries in as many launches, two of keys in one */
+    assert_memory_equal(out[0], out[1], OWN_RESULTS);
+}

@@ -430,7 +430,7 @@ TEST(errors_of_machines_come_with_what_to_do)
                  {"803", "reboot"},   {"804", "compat"},                {"999", "nvidia_uvm"},
                  {"214", "faulty"},   {"700", "CUDA_LAUNCH_BLOCKING=1"}, {"716", "CUDA_LAUNCH_BLOCKING=1"},
                  {"304", "nvidia_uvm"}, {"600", "memory.device_budget"},
-                 {"702", "has a display"}};
+                 {"702", "lower train.micro_batch, or train.chunk"}};
     mt_device *none = NULL;
     struct mt_err err = {0};
     struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = 40 * MIB};

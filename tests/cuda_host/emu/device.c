@@ -140,7 +140,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = max_shared(); break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = max_shared() + 1024; break;
     case cudaDevAttrWarpSize: *value = MT_EMU_WARP; break;
-    case cudaDevAttrKernelExecTimeout: *value = mt_emu_settings()->display; break;
+    case cudaDevAttrKernelExecTimeout: *value = getenv("MT_EMU_DISPLAY") && atoi(getenv("MT_EMU_DISPLAY")); break;
     case cudaDevAttrClockRate:
     case cudaDevAttrMemoryClockRate: *value = 1000000; break;
     case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
@@ -272,9 +272,15 @@ static void done_launch(void *args)
     l->launch.free_args(l->launch.args);
 }
 
+static _Atomic uint64_t n_launches;
+
+size_t mt_emu_launches(void)
+{
+    return atomic_load(&n_launches);
+}
+
 cudaError_t mt_emu_launch(const struct mt_emu_launch *l)
 {
-    static _Atomic uint64_t n_launches;
     struct mt_emu_dim g = l->grid, b = l->block;
     uint64_t threads = (uint64_t)b.x * b.y * b.z;
     cudaError_t e = launch_error();

@@ -30,7 +30,6 @@ struct mt_emu_settings {
     size_t buffer_bytes;  /* MT_EMU_NO_PIN=2: of locked memory that may be allocated */
     size_t kernel_bytes;  /* MT_EMU_KERNEL: device memory of a kernel from its first launch on, default 64 KiB */
     size_t plan_bytes;    /* MT_EMU_PLAN: of a plan of fused attention, default 1 MiB */
-    bool display;         /* MT_EMU_DISPLAY: a desktop runs on it */
     bool no_device;       /* MT_EMU_NO_DEVICE: as on a machine without a GPU */
     const char *name;     /* MT_EMU_NAME: of the product, default "host emulation"; "A;B": B is that of later devices */
     int capability;       /* MT_EMU_CAPABILITY: compute capability times 10, default 90 */
@@ -114,6 +113,8 @@ void mt_emu_fiber_switch(struct mt_emu_fiber *from, struct mt_emu_fiber *to);
 
 enum { MT_EMU_WARP = 32, MT_EMU_MAX_THREADS = 1024 };
 
+/** Kernels that were launched so far. */
+size_t mt_emu_launches(void);
 /** Runs block `index` of a launch on the calling OS thread. */
 void mt_emu_run_block(const struct mt_emu_launch *l, uint64_t index, uint64_t seed);
 /** Runs all blocks of a launch on a device, with the help of other OS threads; returns when they

@@ -44,7 +44,6 @@ static void read_settings(void)
         .pin_bytes = (size_t)setting("MT_EMU_PIN_LIMIT", SIZE_MAX),
         .kernel_bytes = (size_t)setting("MT_EMU_KERNEL", 64 << 10),
         .plan_bytes = (size_t)setting("MT_EMU_PLAN", 1 << 20),
-        .display = setting("MT_EMU_DISPLAY", 0) != 0,
         .no_device = setting("MT_EMU_NO_DEVICE", 0) != 0,
         .name = getenv("MT_EMU_NAME"),
         .capability = (int)setting("MT_EMU_CAPABILITY", 90),
