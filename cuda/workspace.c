@@ -152,11 +152,16 @@ static size_t scores_of(size_t n_q, size_t rows, size_t keys)
     return n_q * rows * mt_align_up(keys, MT_CUDA_COLUMN_ALIGN);
 }
 
-/* The largest tile, forward or backward, of any document of up to max_len. */
+/* The largest tile in backward, of any document of up to max_len. */
+static size_t backward_scores(size_t max_len, size_t n_q)
+{
+    return scores_of(n_q, MT_MIN(max_len, (size_t)MT_CUDA_TILE_ROWS), MT_MIN(max_len, mt_cuda_tile_keys(n_q)));
+}
+
+/* The same, forward or backward. */
 static size_t most_scores(size_t max_len, size_t n_q)
 {
-    size_t most = scores_of(n_q, MT_MIN(max_len, (size_t)MT_CUDA_TILE_ROWS),
-                            MT_MIN(max_len, mt_cuda_tile_keys(n_q)));
+    size_t most = backward_scores(max_len, n_q);
     for (size_t rows = MT_CUDA_TILE_ROWS; rows >= MT_CUDA_MIN_TILE_ROWS; rows /= 2) {
         size_t len = rows == MT_CUDA_MIN_TILE_ROWS ? max_len : MT_MIN(max_len, MT_CUDA_TILE_SCORES / (rows * n_q));
         most = MT_MAX(most, scores_of(n_q, MT_MIN(rows, len), len));
@@ -174,17 +179,17 @@ size_t mt_cuda_tiled_len(const struct mt_attention *a)
 struct mt_cuda_tiled_buffers mt_cuda_tiled_buffers_of(const struct mt_attention *a)
 {
     size_t len = mt_cuda_tiled_len(a), rows = MT_MIN(len, (size_t)MT_CUDA_TILE_ROWS), at = 0;
-    size_t scores = most_scores(len, a->q.n);
-    size_t keys = a->k.n * len, half = scores * mt_dtype_size(a->dtype);
+    size_t scores = most_scores(len, a->q.n), backward = backward_scores(len, a->q.n);
+    size_t keys = a->k.n * len, element = mt_dtype_size(a->dtype);
     char *base = a->workspace;
     struct mt_cuda_tiled_buffers r;
     r.s = take(base, &at, scores * sizeof(float));
-    r.dp = take(base, &at, scores * sizeof(float));
+    r.dp = take(base, &at, backward * sizeof(float));
     r.dq = take(base, &at, a->q.n * rows * a->q.dim * sizeof(float));
     r.dk = take(base, &at, keys * a->k.dim * sizeof(float));
     r.dv = take(base, &at, keys * a->v.dim * sizeof(float));
-    r.p = a->dtype == MT_F32 ? r.s : take(base, &at, half);
-    r.ds = a->dtype == MT_F32 ? r.dp : take(base, &at, half);
+    r.p = a->dtype == MT_F32 ? r.s : take(base, &at, scores * element);
+    r.ds = a->dtype == MT_F32 ? r.dp : take(base, &at, backward * element);
     r.bytes = at;
     return r;
 }

@@ -86,7 +86,8 @@ size_t mt_cuda_tile_rows(size_t len, size_t n_q);
 /** Keys of a tile in backward: a multiple of MT_CUDA_COLUMN_ALIGN. */
 size_t mt_cuda_tile_keys(size_t n_q);
 
-/** The workspace's parts: scores, then in f32 dQ of a tile, dK and dV of a document; heads outermost. */
+/** The workspace's parts: scores, of which dp and ds have room for a tile of backward alone, then in f32 dQ of a tile, dK
+ * and dV of a document; heads outermost. */
 struct mt_cuda_tiled_buffers {
     float *s, *dp, *dq, *dk, *dv;
     void *p, *ds; /* in f32 the same as s and dp */

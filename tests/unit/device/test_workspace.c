@@ -108,6 +108,7 @@ static void check_tiles(size_t n_q, size_t len, size_t window)
             fail_msg("forward: %zu queries and %zu keys of %zu heads, and room for %zu scores", here, keys, n_q, room);
     }
     size_t here = MT_MIN(len, (size_t)MT_CUDA_TILE_ROWS), keys = MT_MIN(len, most);
+    room = MT_MIN(room, bytes_between(r.dp, r.dq) / sizeof(float));
     if (n_q * here * mt_align_up(keys, MT_CUDA_COLUMN_ALIGN) > room)
         fail_msg("backward: %zu queries and %zu keys of %zu heads, and room for %zu scores", here, keys, n_q, room);
     assert_true(bytes_between(r.dq, r.dk) >= n_q * here * 64 * sizeof(float));
