@@ -100,22 +100,41 @@ static void *take(char *base, size_t *at, size_t bytes)
 
 enum { DELTA_PAD = 16 };
 
+/* The jobs whose states are kept at a time, and of these every `every`-th: all, unless with fewer, and the others made
+ * again, the jobs of all documents are done in fewer turns. floats: of all states; one: of a job's before a chunk. */
+static void divide_states(struct mt_cuda_delta_buffers *r, size_t floats, size_t one, size_t chunks, size_t docs)
+{
+    size_t fewest = SIZE_MAX, at_once = 1;
+    r->every = 1;
+    for (size_t every = 1; every <= chunks; every *= 2) {
+        size_t jobs = MT_MIN(floats / one / (mt_div_up(chunks, every) + (every - 1) * docs), r->n_jobs);
+        size_t turns = jobs ? mt_div_up(docs * r->n_jobs, MT_MIN(docs * jobs, (size_t)MT_CUDA_DELTA_SLOTS)) : SIZE_MAX;
+        if (turns < fewest) {
+            fewest = turns;
+            at_once = mt_div_up(r->n_jobs, mt_div_up(r->n_jobs, jobs));
+            r->every = every;
+        }
+    }
+    r->group = at_once * r->jobs.heads;
+    r->between = r->states ? r->states + at_once * mt_div_up(chunks, r->every) * one : NULL;
+}
+
 struct mt_cuda_delta_buffers mt_cuda_delta_buffers_of(const struct mt_delta_rule *a)
 {
     const size_t c = MT_DELTA_CHUNK;
     struct mt_delta_jobs jobs = mt_delta_jobs(a);
     size_t wk = mt_align_up(a->k.dim, DELTA_PAD), wv = mt_align_up(a->v.dim, DELTA_PAD), heads = jobs.heads;
     size_t n_jobs = a->k.n * jobs.of_key, slots = MT_MIN(a->n * n_jobs, (size_t)MT_CUDA_DELTA_SLOTS), at = 0;
-    size_t one = mt_div_up(a->n, c) * heads * wk * wv * sizeof(float); /* states of a job */
+    size_t chunks = mt_div_up(a->n, c), state = heads * wk * wv, one = chunks * state * sizeof(float); /* of a job */
     size_t all = MT_MIN(n_jobs * one, MT_MAX(one, (size_t)MT_CUDA_DELTA_STATES));
     size_t sums = mt_delta_partial_floats(a) * sizeof(float);
     struct mt_cuda_delta_buffers r = {.wk = (int)wk, .wv = (int)wv, .jobs = jobs, .n_jobs = n_jobs, .n_slots = slots,
                                       .kept = mt_delta_kept(a)};
     /* the matrices of struct work in kernels/delta_chunk.cuh */
     r.slot_floats = c * (4 * wk + 3 * wv + 3 * (wk + wv)) + 7 * c * c + 2 * heads * wk * wv;
-    r.group = (one ? all / one : 1) * heads;
     r.slots = take(a->workspace, &at, slots * r.slot_floats * sizeof(float));
     r.states = take(a->workspace, &at, all);
+    divide_states(&r, all / sizeof(float), state, chunks, MT_MAX(a->n_docs, (size_t)1));
     if (sums) {
         r.dq = take(a->workspace, &at, sums);
         r.dk = take(a->workspace, &at, sums);

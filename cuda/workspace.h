@@ -49,16 +49,18 @@ enum { MT_CUDA_DELTA_SLOTS = 3, MT_CUDA_DELTA_STATES = 1 << 15 };
 enum { MT_CUDA_DELTA_SLOTS = 192, MT_CUDA_DELTA_STATES = 1 << 29 };
 #endif
 
-/** The workspace's parts: a slot a block, at most MT_CUDA_DELTA_SLOTS of them, and for backward the states before
- * chunks, [chunk][group][wk, wv], in MT_CUDA_DELTA_STATES bytes or what one job takes; sums of dq and dk, if key heads
- * have several jobs (mt_delta_jobs()). A job is [document][key head][job of the key head]. */
+/** The workspace's parts: a slot a block, at most MT_CUDA_DELTA_SLOTS of them; for backward, in MT_CUDA_DELTA_STATES bytes
+ * or what one job takes, the states before each `every`-th chunk, [chunk / every][group][wk, wv], and those between,
+ * which a block makes again, [block][every - 1][heads of a job][wk, wv]; sums of dq and dk, if key heads have several
+ * jobs (mt_delta_jobs()). A job is [document][key head][job of the key head]. */
 struct mt_cuda_delta_buffers {
     int wk, wv;     /* widths of heads, padded */
     struct mt_delta_jobs jobs;
     size_t n_jobs;  /* of a document */
     size_t group;   /* value heads whose states are kept at a time: those of whole jobs */
+    size_t every;
     size_t n_slots, slot_floats;
-    float *slots, *states, *dq, *dk; /* the last two [jobs of a key head][n][key heads][k.dim], or NULL */
+    float *slots, *states, *between, *dq, *dk; /* the last two [jobs of a key head][n][key heads][k.dim], or NULL */
     struct mt_delta_kept kept; /* of what is carried */
     size_t bytes;
 };

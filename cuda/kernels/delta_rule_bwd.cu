@@ -2,8 +2,9 @@
 /*
  * The gated delta rule, backward: a block takes a job (mt_delta_jobs()), and its value heads in order, so that their
  * sums in dq and dk have one order. The states before the document's chunks are made again, then it takes the chunks in
- * reverse. Some jobs are done at a time, whose states the workspace has room for. What several jobs of a key head have
- * in dq and dk is added last.
+ * reverse. Some jobs are done at a time, whose states the workspace has room for. There are more of them if it has but
+ * some of their states: a block makes those between once more. What several jobs of a key head have in dq and dk is
+ * added last.
  */
 #include "delta_chunk.cuh"
 
@@ -192,14 +193,6 @@ MT_DEVICE void normalise_backward(float *d, const float *x, const float *rstd, f
     });
 }
 
-/* The state of a value head before a chunk; head: its place in the states, after whole jobs. Chunks but a document's
- * first end no less than C rows after each other. */
-MT_DEVICE float *state_before(const work &w, const struct mt_cuda_delta_buffers &b,
-                              size_t begin, size_t row, size_t head, int one)
-{
-    return row == begin ? w.state + head % b.jobs.heads * one : b.states + (row / C * b.group + head) * one;
-}
-
 /* Rows of dq or dk: as they are, or if key heads have several jobs to the sums of this one. */
 MT_DEVICE void store_keys(const float *d, int wide, float *sums, const struct mt_heads &to, enum mt_dtype type,
                           size_t row, size_t head, int n)
@@ -256,7 +249,36 @@ MT_DEVICE void begin_states(const struct mt_delta_rule &a, const work &w, const 
     hand_over<false>(a, w, t.own, w.state, t.doc ? nullptr : a.handed.from);
 }
 
-/* The states before a document's chunks, but the first. */
+/* The state of a value head of a job before a chunk: kept, or of the block. Kept ones but a document's first are of rows
+ * no less than C times `every` after each other. */
+MT_DEVICE float *state_before(const work &w, const struct mt_cuda_delta_buffers &u, const task &t, size_t chunk, int i)
+{
+    size_t one = static_cast<size_t>(w.wk) * w.wv, between = chunk % u.every, row = t.begin + chunk * C;
+    if (!chunk)
+        return w.state + i * one;
+    if (between)
+        return u.between + ((blockIdx.x * (u.every - 1) + between - 1) * u.jobs.heads + i) * one;
+    return u.states + (row / C / u.every * u.group + t.place + i) * one;
+}
+
+/* The states before the chunks behind `chunk`, up to that before `last`, from the one before `chunk`. */
+MT_DEVICE void make_states(const work &w, rows &r, const struct mt_delta_rule &a, const struct mt_cuda_delta_buffers &u,
+                           const task &t, size_t chunk, size_t last)
+{
+    MT_UNROLL(1)
+    for (; chunk < last; chunk++) {
+        size_t row = t.begin + chunk * C;
+        load_keys(w, r, a, row, t.own.key, C);
+        MT_UNROLL(1)
+        for (int i = 0; i < t.own.n; i++) {
+            const float *s = state_before(w, u, t, chunk, i);
+            solve(w, r, a, row, t.own.first + i, C, s);
+            step_state(w, r, C, s, state_before(w, u, t, chunk + 1, i));
+        }
+    }
+}
+
+/* The states before a document's chunks that are kept. */
 static __global__ void __launch_bounds__(THREADS, 1)
     delta_states(struct mt_delta_rule a, struct mt_cuda_delta_buffers u, size_t first_job, size_t n_jobs)
 {
@@ -268,16 +290,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     for (size_t job = blockIdx.x; job < a.n_docs * n_jobs; job += gridDim.x) {
         task t = task_of(a, u, first_job, n_jobs, job);
         begin_states(a, w, t, heads * one);
-        MT_UNROLL(1)
-        for (size_t row = t.begin; row + C < t.end; row += C) {
-            load_keys(w, r, a, row, t.own.key, C);
-            MT_UNROLL(1)
-            for (int i = 0; i < t.own.n; i++) {
-                const float *s = state_before(w, u, t.begin, row, t.place + i, one);
-                solve(w, r, a, row, t.own.first + i, C, s);
-                step_state(w, r, C, s, state_before(w, u, t.begin, row + C, t.place + i, one));
-            }
-        }
+        make_states(w, r, a, u, t, 0, (t.end - t.begin - 1) / C / u.every * u.every);
     }
 }
 
@@ -296,16 +309,17 @@ static __global__ void __launch_bounds__(THREADS, 1)
         clear(w.ds, heads * one);
         hand_over<false>(a, w, t.own, w.ds, t.doc + 1 == a.n_docs ? b.handed.from : nullptr);
         MT_UNROLL(1)
-        for (size_t chunk = (t.end - t.begin + C - 1) / C; chunk-- > 0;) {
+        for (size_t chunks = (t.end - t.begin + C - 1) / C, chunk = chunks; chunk-- > 0;) {
             size_t row = t.begin + chunk * C;
+            if (chunk + 1 == chunks || (chunk + 1) % u.every == 0)
+                make_states(w, r, a, u, t, chunk / u.every * u.every, chunk);
             int n = t.end - row < C ? static_cast<int>(t.end - row) : C;
             load_keys(w, r, a, row, t.own.key, n);
             clear(w.dq, C * w.wk);
             clear(w.dk, C * w.wk);
             MT_UNROLL(1)
             for (int i = 0; i < t.own.n; i++)
-                backward_head(w, r, b, row, t.own.first + i, n, state_before(w, u, t.begin, row, t.place + i, one),
-                              w.ds + i * one);
+                backward_head(w, r, b, row, t.own.first + i, n, state_before(w, u, t, chunk, i), w.ds + i * one);
             finish_keys(w, r, b, u, t.own, row, n);
         }
         hand_over<true>(a, w, t.own, w.ds, t.doc ? nullptr : b.handed.to);

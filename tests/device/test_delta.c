@@ -263,6 +263,7 @@ DEVICE_TEST(delta_rule_matches_the_recurrence)
         {1, 1, 8, 8, 1, {1}, 0.1},           {2, 4, 16, 24, 3, {64, 1, 130}, 0.3}, {1, 3, 24, 8, 2, {63, 65}, 1},
         {3, 3, 40, 16, 4, {5, 2, 70, 128}, 20}, {1, 2, 128, 128, 1, {100}, 0.1},
         {2, 4, 16, 24, 3, {90, 1, 130}, 0.3, .cut = {1, 70, 91, 190}}, {1, 3, 24, 8, 1, {240}, 1, .cut = {100, 239}},
+        {4, 8, 16, 24, 1, {1000}, 0.1},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
         rule_case(h, &shapes[i], 2e-6, 2e-6);
@@ -329,14 +330,15 @@ DEVICE_TEST(delta_rule_starts_anew_with_each_document)
 }
 
 /* Cut at whole chunks of its tokens, each has the bits that it has uncut. */
-static void cut_at_chunks(struct harness *h, bool plain)
+static void cut_at_chunks(struct harness *h, const struct shape *s)
 {
-    struct problem p = {.s = {2, plain ? 20 : 4, 16, 24, 3, {130, 33, 140}, 0.2, plain}};
+    struct problem p = {.s = *s};
     struct device_problem d, e;
+    memset(p.s.cut, 0, sizeof(p.s.cut));
     make_problem(h, &p, &d);
     run_rule(h, &p, &d);
     e = d;
-    memcpy(p.s.cut, (const size_t[]){64, 163, 227, 0}, 4 * sizeof(size_t));
+    p.s = *s;
     run_rule(h, &p, &e);
     const struct dbuf *whole[] = {d.o, d.dq, d.dk, d.dv, d.dbeta, d.dg};
     const struct dbuf *cut[] = {e.o, e.dq, e.dk, e.dv, e.dbeta, e.dg};
@@ -346,8 +348,13 @@ static void cut_at_chunks(struct harness *h, bool plain)
 
 DEVICE_TEST(delta_rule_in_pieces_has_the_same_bits)
 {
-    cut_at_chunks(h, false);
-    cut_at_chunks(h, true);
+    static const struct shape shapes[] = {
+        {2, 4, 16, 24, 3, {130, 33, 140}, 0.2, false, {64, 163, 227}}, {2, 20, 16, 24, 3, {130, 33, 140}, 0.2, true, {64, 163, 227}},
+        {4, 8, 16, 24, 1, {1000}, 0.2, false, {320, 640}}, /* states of all chunks, or of some */
+        {2, 20, 16, 24, 1, {1000}, 0.2, true, {320, 640}},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
+        cut_at_chunks(h, &shapes[i]);
 }
 
 /* Some rows of some documents, as an operation gets them: row i of document d of `whole`, which begins at cu[d]. */

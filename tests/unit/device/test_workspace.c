@@ -127,21 +127,41 @@ TEST(tiles_of_documents_of_real_lengths_have_room)
                 check_tiles(heads[h], lens[i], windows[w]);
 }
 
-/* The states before the chunks of a document, of the value heads that are done at a time. */
+static struct mt_cuda_delta_buffers states_of(size_t n, size_t docs, bool plain)
+{
+    static char base[1]; /* no part is touched */
+    struct mt_delta_rule a = {.n = n, .n_docs = docs, .plain = plain, .workspace = base,
+                              .q = mt_heads(NULL, 2048, 16, 128), .k = mt_heads(NULL, 2048, 16, 128),
+                              .v = mt_heads(NULL, 8192, 64, 128)};
+    struct mt_cuda_delta_buffers r = mt_cuda_delta_buffers_of(&a);
+    size_t chunks = mt_div_up(n, (size_t)MT_DELTA_CHUNK), one = (size_t)r.wk * (size_t)r.wv * sizeof(float);
+    size_t end = r.dq ? bytes_between(base, r.dq) : r.bytes;
+    size_t blocks = MT_MIN(docs * r.group / r.jobs.heads, r.n_slots);
+    assert_true(r.group >= r.jobs.heads && r.group % r.jobs.heads == 0);
+    if (mt_div_up(chunks, r.every) * r.group * one > bytes_between(r.states, r.between))
+        fail_msg("%zu chunks of %zu heads have no room", chunks, r.group);
+    if (blocks * (r.every - 1) * r.jobs.heads * one > end - bytes_between(base, r.between))
+        fail_msg("%zu states between of %zu blocks have no room", r.every - 1, blocks);
+    return r;
+}
+
+/* The states before the chunks of documents, of the value heads that are done at a time. */
 TEST(states_of_long_documents_have_room)
 {
-    static const size_t lens[] = {1, 64, 65, 32768, 131072, (size_t)1 << 20};
-    static char base[1];
+    static const size_t lens[] = {1, 64, 65, 16384, 32768, 131072, (size_t)1 << 20}, docs[] = {1, 2, 16, 1000};
     for (size_t i = 0; i < MT_ARRAY_LEN(lens); i++)
-        for (int plain = 0; plain < 2; plain++) {
-            struct mt_delta_rule a = {.n = lens[i], .plain = plain, .workspace = base,
-                                      .q = mt_heads(NULL, 2048, 16, 128), .k = mt_heads(NULL, 2048, 16, 128),
-                                      .v = mt_heads(NULL, 8192, 64, 128)};
-            struct mt_cuda_delta_buffers r = mt_cuda_delta_buffers_of(&a);
-            size_t chunks = (lens[i] + MT_DELTA_CHUNK - 1) / MT_DELTA_CHUNK, one = (size_t)r.wk * (size_t)r.wv;
-            size_t end = r.dq ? bytes_between(r.states, r.dq) : r.bytes - bytes_between(base, r.states);
-            assert_true(r.group >= r.jobs.heads && r.group % r.jobs.heads == 0);
-            if (chunks * r.group * one * sizeof(float) > end)
-                fail_msg("%zu chunks of %zu heads, and room for %zu bytes", chunks, r.group, end);
-        }
+        for (size_t d = 0; d < MT_ARRAY_LEN(docs); d++)
+            for (int plain = 0; plain < 2 && docs[d] <= lens[i]; plain++)
+                states_of(lens[i], docs[d], plain);
+}
+
+/* A key head's four value heads have 256 KiB a chunk: in 512 MiB, of 16 key heads those of 128 chunks. */
+TEST(all_heads_of_a_long_document_are_done_at_once)
+{
+    assert_int_equal(states_of(8192, 1, false).every, 1);
+    assert_int_equal(states_of(16384, 1, false).every, 4);
+    assert_int_equal(states_of(16384, 1, false).group, 64);
+    assert_int_equal(states_of(16384, 16, false).every, 1); /* which fill the GPU by eights, too */
+    assert_int_equal(states_of(16384, 16, false).group, 32);
+    assert_int_equal(states_of(32768, 1, false).group, 64);
 }
