@@ -299,15 +299,9 @@ int cli_give_rewards(const struct mt_config *cfg, const char *from, const char *
 /* Whether a command, whose words have spaces between them, can be started. */
 static bool is_there(const char *command)
 {
-    const char *path = getenv("PATH"), *at = path ? path : "/bin:/usr/bin";
-    int n = (int)strcspn(command, " \t");
-    bool found = memchr(command, '/', (size_t)n) && !access(MT_PATH("%.*s", n, command), X_OK);
-    while (*at && !found && !memchr(command, '/', (size_t)n)) {
-        int len = (int)strcspn(at, ":");
-        found = !access(MT_PATH("%.*s%s%.*s", len, at, len ? "/" : "", n, command), X_OK);
-        at += len + (at[len] == ':');
-    }
-    return found;
+    MT_FREED char *word = strndup(command, strcspn(command, " \t"));
+    MT_FREED char *found = word && !strchr(word, '/') ? mt_find_program(word, false) : NULL;
+    return found || (word && strchr(word, '/') && !access(word, X_OK));
 }
 
 int cli_check_rewards(const struct mt_config *cfg, const char *file, const cJSON *prompts, struct mt_err *err)

@@ -340,6 +340,18 @@ bool mt_path_exists(const char *path)
     return !access(path, F_OK);
 }
 
+char *mt_find_program(const char *name, bool whole)
+{
+    const char *path = getenv("PATH");
+    MT_FREED char *folders = strdup(path ? path : "/usr/local/bin:/usr/bin:/bin");
+    char *rest = folders, *dir, *found = NULL;
+    while (!found && (dir = strsep(&rest, ":"))) {
+        MT_FREED char *p = *dir == '/' || !whole ? mt_path_join(*dir ? dir : ".", name) : NULL;
+        found = p && !access(p, X_OK) ? MT_GIVE(p) : NULL;
+    }
+    return found;
+}
+
 bool mt_is_dir(const char *path)
 {
     struct stat st;

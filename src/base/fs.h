@@ -56,6 +56,9 @@ int mt_make_parent(const char *path, struct mt_err *err);
 /** Removes a file, or a folder with everything in it; a missing one is not an error. */
 int mt_remove_tree(const char *path, struct mt_err *err);
 bool mt_path_exists(const char *path);
+/** The program of the first of PATH's folders that has it, which the caller frees; NULL: none has, or memory is short.
+ * whole: of folders with whole names alone, since others are below the working folder. */
+char *mt_find_program(const char *name, bool whole);
 bool mt_is_dir(const char *path);
 /** Whether the path ends so, in upper or lower case: ".jsonl". */
 bool mt_path_has_extension(const char *path, const char *end);

@@ -97,21 +97,6 @@ char *mt_helper_dir(void)
     return path;
 }
 
-/* The first python3 of PATH's folders that have whole names: others are below the working folder. */
-static char *python_of_path(void)
-{
-    MT_FREED char *path = strdup(getenv("PATH") ? getenv("PATH") : "/usr/local/bin:/usr/bin:/bin");
-    char *save = NULL, *found = NULL;
-    for (char *dir = path ? strtok_r(path, ":", &save) : NULL; dir && !found; dir = strtok_r(NULL, ":", &save)) {
-        char *p = *dir == '/' ? mt_path_join(dir, "python3") : NULL;
-        if (p && !access(p, X_OK))
-            found = p;
-        else
-            free(p);
-    }
-    return found ?: strdup("/usr/bin/python3");
-}
-
 /* In a folder of this user's: of installed files, where setup-data makes it, or of caches, where it once did. */
 static char *python_below(void (*folder)(char *path, size_t size))
 {
@@ -130,7 +115,7 @@ static char *find_python(const char *script)
     if (slash)
         *slash = 0;
     char *places[] = {slash ? join3(dir, "..", ".venv-data/bin/python") : NULL, python_below(mt_data_home),
-                      python_below(mt_cache_dir), python_of_path()};
+                      python_below(mt_cache_dir), mt_find_program("python3", true) ?: strdup("/usr/bin/python3")};
     char *found = NULL;
     for (size_t i = 0; i < MT_ARRAY_LEN(places); i++) {
         bool last = i + 1 == MT_ARRAY_LEN(places);

@@ -111,6 +111,32 @@ TEST(two_writers_have_names_of_their_own)
     assert_int_equal(mt_write_file(at("mine"), "x", 1, NULL), 0);
 }
 
+TEST(programs_are_found_as_a_shell_finds_them)
+{
+    char whole[4300], *was = strdup(getenv("PATH"));
+    assert_int_equal(mt_write_file(at("tool"), "", 0, NULL), 0);
+    snprintf(whole, sizeof(whole), "%s", at("tool"));
+    char *slash = strrchr(whole, '/');
+    *slash = '\0';
+    setenv("PATH", MT_PATH("/nowhere::%s", whole), 1);
+    assert_null(mt_find_program("tool", false)); /* it cannot be run */
+    assert_int_equal(chmod(at("tool"), 0700), 0);
+    MT_FREED char *found = mt_find_program("tool", true);
+    assert_string_equal(found, at("tool"));
+    assert_null(mt_find_program("none", false));
+    char *here = getcwd(NULL, 0);
+    assert_int_equal(chdir(whole), 0);
+    setenv("PATH", "/nowhere:", 1); /* an empty name is the working folder */
+    MT_FREED char *below = mt_find_program("tool", false);
+    assert_non_null(below);
+    assert_null(mt_find_program("tool", true));
+    assert_int_equal(chdir(here), 0);
+    setenv("PATH", was, 1);
+    free(here);
+    free(was);
+    unlink(at("tool"));
+}
+
 TEST(folders_are_made_and_removed_whole)
 {
     struct mt_err err = {0};
