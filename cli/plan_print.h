@@ -81,8 +81,6 @@ struct plan_blocks {
 /** Searches for a few blocks, evenly spaced, and takes the others between them. */
 int plan_blocks(struct plan_blocks *out, const struct plan_view *v, struct mt_err *err);
 void plan_print_blocks(const struct plan_view *v);
-/** Bytes that a merge of adapters (adapter.merge_every) writes: what they were added to, and modules trained whole, in
- * bf16. */
 void plan_print_merges(const struct plan_view *v);
 
 /** Prints to standard output, within 80 columns. */

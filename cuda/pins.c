@@ -127,7 +127,7 @@ static void say_refused(size_t locked, size_t bytes, cudaError_t rc)
             mt_format_bytes(did, sizeof(did), locked), mt_format_bytes(all, sizeof(all), bytes),
             mt_cuda_error_text(text, sizeof(text), rc),
             mt_hw_on_wsl() ? "the driver locks no more under WSL, whatever the limits are: Linux without Windows copies faster"
-                     : "raise the limit of locked memory (ulimit -l, or --ulimit memlock=-1 of a container)");
+                           : "raise the limit of locked memory (ulimit -l, or --ulimit memlock=-1 of a container)");
 }
 
 /* Locks all devices' rings of a few MiB first, while locking still succeeds: all copies of memory

@@ -117,7 +117,8 @@ struct mt_plan_blocks {
 /** Calls `fits` for them, of those with equal layers for the lowest alone, which takes the most memory. Returns what that
  * does, if not 0, with the block's layers before its error. */
 int mt_plan_check_blocks(const struct mt_plan_blocks *p, struct mt_err *err);
-/** Bytes in files of bf16 of what a merge of adapters changes. */
+/** Bytes that a merge of adapters (adapter.merge_every) writes: what they were added to, and modules trained whole, in
+ * bf16. */
 uint64_t mt_plan_merged_bytes(const struct mt_layout *l);
 /** Disk that overlays of the run (checkpoint/overlay.h) have yet to take, at least; p->of.resumed is not NULL. */
 uint64_t mt_plan_overlay_bytes(const struct mt_plan_blocks *p);
