@@ -610,32 +610,38 @@ static int check(struct rounds *r, struct mt_err *err)
     return rc ?: cli_check_rewards(c, c->policy.prompts, r->prompts, err);
 }
 
+/* From where the folder has come to. */
+static int run_all(struct rounds *r, int *code, struct mt_err *err)
+{
+    uint64_t step = 0, before = UINT64_MAX;
+    int rc = mt_mkdir_p(r->dir, err)
+          ?: mt_checkpoint_rehearse(NULL, r->dir, err)
+          ?: settle(r, err)
+          ?: newest(r, &step, err);
+    if (!rc && step < r->steps)
+        rc = rehearse(r, code, err);
+    if (!rc && !*code)
+        rc = evaluate_last(r, step, code, err);
+    while (!rc && !*code && !caught && step < r->steps && step != before) {
+        before = step;
+        rc = run_round(r, step, code, err);
+        if (!rc && !*code)
+            rc = newest(r, &step, err);
+    }
+    return rc;
+}
+
 int cli_run_rounds(int *code, const struct cli *cli, const struct cli_args *args, const struct mt_config *cfg,
                    struct mt_err *err)
 {
     const char *out = cli_arg(args, "out");
     struct rounds r = {.cli = cli, .args = args, .cfg = cfg, .dir = out ? out : cfg->checkpoint.dir};
     struct sigaction pass = {.sa_handler = pass_on};
-    uint64_t step = 0, before = UINT64_MAX;
     int rc = check(&r, err);
     sigaction(SIGINT, &pass, NULL);
     sigaction(SIGTERM, &pass, NULL);
-    bool dry = cli_arg(args, "dry-run");
-    if (!rc && !dry)
-        rc = mt_mkdir_p(r.dir, err)
-          ?: mt_checkpoint_rehearse(NULL, r.dir, err)
-          ?: settle(&r, err)
-          ?: newest(&r, &step, err);
-    if (!rc && !dry && step < r.steps)
-        rc = rehearse(&r, code, err);
-    if (!rc && !dry && !*code)
-        rc = evaluate_last(&r, step, code, err);
-    while (!rc && !dry && !*code && !caught && step < r.steps && step != before) {
-        before = step;
-        rc = run_round(&r, step, code, err);
-        if (!rc && !*code)
-            rc = newest(&r, &step, err);
-    }
+    if (!rc && !cli_arg(args, "dry-run"))
+        rc = run_all(&r, code, err);
     if (!rc && !*code && caught)
         *code = 128 + caught;
     free(r.policy);
