@@ -27,6 +27,8 @@ struct tiers {
     struct mt_engine_plan *plan;
     const struct mt_engine_params *p;
     struct mt_plane_desc desc[MT_N_PLANES];
+    mt_plane_bits of_trained; /* kinds that trained ranges have */
+    mt_plane_bits wide;       /* that files have in another format */
     mt_plane_bits trained;   /* kinds that updates read and write */
     mt_plane_bits gradients; /* that backward writes and updates read */
     mt_plane_bits fixed;     /* whose home is fixed, besides those in files */
@@ -48,13 +50,15 @@ static void sort_kinds(struct tiers *t)
     bool stay = mt_program_has_ring(&t->plan->program) || (mt_engine_n_hosts(t->p) > 1 && !t->plan->program.owned);
     for (int k = 0; k < MT_N_PLANES; k++) {
         mt_plane_bits bit = (mt_plane_bits)1 << k;
+        t->of_trained |= t->desc[k].range == MT_RANGE_TRAINED ? bit : 0;
+        t->wide |= t->desc[k].range == MT_RANGE_IN_FILE_WIDE ? bit : 0;
         if (t->desc[k].role == MT_ROLE_GRADIENT) {
             t->gradients |= bit;
             t->fixed |= stay ? bit : 0;
-        } else if (t->desc[k].range == MT_RANGE_TRAINED && (t->desc[k].apart || t->desc[k].on_device))
-            t->fixed |= bit;
-        else if (t->desc[k].range == MT_RANGE_TRAINED)
-            t->trained |= bit;
+        } else if (t->desc[k].apart || t->desc[k].on_device)
+            t->fixed |= t->of_trained & bit;
+        else
+            t->trained |= t->of_trained & bit;
     }
 }
 
@@ -68,6 +72,22 @@ static mt_plane_bits has_planes(const struct tiers *t, size_t unit)
     return t->plan->planes[unit].has;
 }
 
+/* Takes one of a set of planes, which is not empty. */
+static int take(mt_plane_bits *planes)
+{
+    int k = __builtin_ctz(*planes);
+    *planes &= *planes - 1;
+    return k;
+}
+
+static uint64_t bytes_of(const struct tiers *t, size_t unit, mt_plane_bits planes)
+{
+    uint64_t sum = 0;
+    for (mt_plane_bits left = planes & has_planes(t, unit); left;)
+        sum += plane_bytes(t, unit, take(&left));
+    return sum;
+}
+
 /* Planes of a unit that are read in place from files, unless its block is one of the base_blocks that are not. */
 static mt_plane_bits file_planes(const struct tiers *t, size_t unit)
 {
@@ -77,10 +97,8 @@ static mt_plane_bits file_planes(const struct tiers *t, size_t unit)
 /* If hosts own units, what only the owner of this one needs: what updates use and no load does. */
 static mt_plane_bits owned_planes(const struct tiers *t, size_t unit)
 {
-    mt_plane_bits owned = 0;
-    for (int k = 0; k < MT_N_PLANES && t->plan->program.owned; k++)
-        owned |= (mt_plane_bits)(t->desc[k].range == MT_RANGE_TRAINED) << k;
-    return owned & has_planes(t, unit) & ~mt_unit_loaded_planes(t->p->layout, unit, t->p->numerics.dtype);
+    mt_plane_bits owned = t->plan->program.owned ? t->of_trained & has_planes(t, unit) : 0;
+    return owned & ~mt_unit_loaded_planes(t->p->layout, unit, t->p->numerics.dtype);
 }
 
 /* Computes each unit's planes once: they are needed often. */
@@ -115,20 +133,14 @@ static size_t aligned_bytes(const struct tiers *t, mt_plane_bits kinds)
 static void describe(const struct tiers *t, size_t unit)
 {
     struct mt_unit_shape *s = &t->plan->units[unit];
-    mt_plane_bits disk = t->plan->on_disk[unit], away = disk | t->plan->in_files[unit];
+    mt_plane_bits disk = t->plan->on_disk[unit], files = t->plan->in_files[unit];
     bool updates = t->p->train && s->trainable;
     mt_plane_bits loaded = mt_unit_loaded_planes(t->p->layout, unit, t->p->numerics.dtype);
-    size_t converted = 0; /* bytes of planes that files have in another format */
-    s->staged_bytes = s->staged_bytes_written = s->staged_bytes_adapters = 0;
-    for (int k = 0; k < MT_N_PLANES; k++)
-        if (away & loaded & 1 << k) {
-            s->staged_bytes += plane_bytes(t, unit, k);
-            bool wide = t->desc[k].range == MT_RANGE_IN_FILE_WIDE && t->plan->in_files[unit] >> k & 1;
-            converted += wide ? plane_bytes(t, unit, k) : 0;
-            bool apart = t->desc[k].range == MT_RANGE_TRAINED && s->adapter_bytes;
-            s->staged_bytes_adapters += apart ? plane_bytes(t, unit, k) : 0;
-            s->staged_bytes_written += t->desc[k].range == MT_RANGE_TRAINED && updates ? plane_bytes(t, unit, k) : 0;
-        }
+    size_t converted = bytes_of(t, unit, files & loaded & t->wide);
+    size_t trained = bytes_of(t, unit, (disk | files) & loaded & t->of_trained);
+    s->staged_bytes = bytes_of(t, unit, (disk | files) & loaded);
+    s->staged_bytes_adapters = s->adapter_bytes ? trained : 0;
+    s->staged_bytes_written = updates ? trained : 0;
     s->staged_bytes_read = converted ? s->staged_bytes - converted + t->p->layout->units[unit].wide_file_bytes : 0;
     s->grad_on_disk = disk & t->gradients;
     s->state_bytes_written = updates ? aligned_bytes(t, disk & t->trained & ~loaded) : 0;
@@ -151,10 +163,7 @@ static uint64_t bytes_in(const struct tiers *t, size_t unit, enum mt_map_place p
 {
     mt_plane_bits disk = t->plan->on_disk[unit], files = t->plan->in_files[unit];
     mt_plane_bits here = place == MT_MAP_DRIVES ? disk : ~(disk | files);
-    uint64_t sum = 0;
-    for (int k = 0; k < MT_N_PLANES; k++)
-        sum += here >> k & 1 && (t->plan->owned[unit] >> k & 1) == owned ? plane_bytes(t, unit, k) : 0;
-    return sum;
+    return bytes_of(t, unit, here & (owned ? t->plan->owned[unit] : ~t->plan->owned[unit]));
 }
 
 /* Of the host that has most, less what it may have beyond the others: all choose the same places, as the step is one
@@ -175,13 +184,16 @@ static uint64_t planes_in_host(const struct tiers *t)
 static uint64_t windows(const struct tiers *t)
 {
     uint64_t sum = 0;
-    for (int k = 0; k < MT_N_PLANES; k++) {
-        size_t most = 0;
-        for (size_t u = 0; u < t->plan->program.n_units && t->desc[k].role != MT_ROLE_GRADIENT; u++)
-            if ((t->plan->on_disk[u] | t->plan->in_files[u] | t->plan->owned[u]) >> k & 1)
-                most = MT_MAX(most, plane_bytes(t, u, k));
-        sum += MT_MIN(most, (size_t)MT_PLANE_WINDOW);
+    size_t most[MT_N_PLANES] = {0};
+    for (size_t u = 0; u < t->plan->program.n_units; u++) {
+        mt_plane_bits left = t->plan->on_disk[u] | t->plan->in_files[u] | t->plan->owned[u];
+        for (left &= ~t->gradients; left;) {
+            int k = take(&left);
+            most[k] = MT_MAX(most[k], plane_bytes(t, u, k));
+        }
     }
+    for (int k = 0; k < MT_N_PLANES; k++)
+        sum += MT_MIN(most[k], (size_t)MT_PLANE_WINDOW);
     return sum;
 }
 
@@ -190,10 +202,11 @@ static uint64_t sums(const struct tiers *t)
 {
     uint64_t n = 0;
     for (size_t u = 0; u < t->plan->program.n_units && t->p->placement.nvme_checksums; u++)
-        for (int k = 0; k < MT_N_PLANES; k++)
-            if (t->plan->on_disk[u] >> k & 1)
-                n += mt_disk_sums_n(plane_bytes(t, u, k),
-                                    mt_plane_desc_bytes(&t->desc[k], t->plan->program.piece_elems), MT_DISK_BLOCK);
+        for (mt_plane_bits left = t->plan->on_disk[u]; left;) {
+            int k = take(&left);
+            n += mt_disk_sums_n(plane_bytes(t, u, k), mt_plane_desc_bytes(&t->desc[k], t->plan->program.piece_elems),
+                                MT_DISK_BLOCK);
+        }
     return n * sizeof(uint64_t);
 }
 
