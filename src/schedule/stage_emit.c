@@ -98,13 +98,17 @@ static void take_buffer(struct mt_stager *s, int object)
     const bool own = o->kind == MT_OBJ_SPILLED; /* each host has as many of its own */
     int pool = o->pool, n = s->out->pool[0][pool].n / (own ? mt_program_hosts(s->params) : 1);
     int first = own ? n * mt_program_host_of(s->params, o->lane) : 0, best = first, best_next = MT_STAGE_NONE;
+    int32_t best_age = age_of(s, &s->buffers[pool][first]);
     for (int i = first; i < first + n; i++) {
         const struct mt_stage_buffer *b = &s->buffers[pool][i];
         int next = b->object == MT_STAGE_NONE ? MT_STAGE_NEVER : s->staged[b->object].next_use;
-        int32_t age = age_of(s, b), best_age = age_of(s, &s->buffers[pool][best]);
-        if (next > best_next || (next == best_next && age < best_age)) {
+        if (next < best_next)
+            continue;
+        int32_t age = age_of(s, b);
+        if (next > best_next || age < best_age) {
             best = i;
             best_next = next;
+            best_age = age;
         }
     }
     struct mt_stage_buffer *b = &s->buffers[pool][best];
