@@ -174,6 +174,7 @@ static const struct variable {
     {"VIRTUAL_ENV", "the active Python environment: CUDA's libraries are looked for in its packages, too"},
     {"CONDA_PREFIX", "the same of conda's"},
     {"CUDA_VISIBLE_DEVICES", "the GPUs that CUDA sees, read here for a message alone where it sees none"},
+    {"CUDA_DEVICE_MAX_CONNECTIONS", "CUDA's queues for a GPU's streams: 16 unless it is set, one for each"},
 }, test_variables[] = {
     {"MEGATRAIN_CPU_GEMM", "matrix products of the cpu device: plain, avx2, avx512 or bf16"},
     {"MEGATRAIN_ADAM_ISA", "the optimizer's loop: scalar, avx2 or avx512; all give the same bits"},

@@ -152,6 +152,15 @@ static const struct mt_device_backend cuda_backend = {
 /* The oldest GPU that the kernels are built for. */
 enum { MIN_SM = 80 };
 
+/* Before CUDA's first call. It makes 8 queues of a GPU's streams, and streams that share one wait for each other: a
+ * device has COMPUTE, H2D and D2H, the side streams, and a ring's stream for each of the three. */
+static void ask_for_queues(void)
+{
+    _Static_assert(2 * MT_N_STREAMS + MT_MAX_SIDES <= 16, "a queue for each stream");
+    if (!getenv("CUDA_DEVICE_MAX_CONNECTIONS"))
+        setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16", 0);
+}
+
 static int fail_no_gpu(cudaError_t rc, struct mt_err *err)
 {
     int driver = 0, ours = 0;
@@ -182,6 +191,7 @@ static int find_gpu(int index, struct cudaDeviceProp *prop, struct mt_err *err)
 {
     int n = 0;
     char text[300];
+    ask_for_queues();
     cudaError_t rc = cudaGetDeviceCount(&n);
     if (rc != cudaSuccess)
         return fail_no_gpu(rc, err);
@@ -233,6 +243,7 @@ void mt_cuda_probe(struct mt_device_info *out, int index)
 int mt_cuda_count(void)
 {
     int n = 0;
+    ask_for_queues();
     return cudaGetDeviceCount(&n) == cudaSuccess ? n : ((void)cudaGetLastError(), 0);
 }
 
@@ -241,6 +252,7 @@ void mt_cuda_identify(char *out, size_t len, int index)
     struct cudaDeviceProp prop;
     const unsigned char *b = (const unsigned char *)prop.uuid.bytes;
     *out = 0;
+    ask_for_queues();
     if (cudaGetDeviceProperties(&prop, index) != cudaSuccess)
         (void)cudaGetLastError();
     else

@@ -130,6 +130,20 @@ TEST(a_copy_may_cross_from_locked_to_other_memory)
     mt_host_free(host, ROOM);
 }
 
+/* Or copies wait for kernels that they have nothing to do with. */
+TEST(every_stream_has_a_queue_of_its_own)
+{
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(160 * MIB);
+    struct mt_err err = {0};
+    const struct mt_device_limits *l = mt_device_limits(dev);
+    char host[8192], *device = take(dev, sizeof(host), "copies");
+    void *sides = take(dev, (size_t)l->sides * l->side_bytes, "sides");
+    assert_int_equal(mt_device_open_sides(dev, l->sides, sides, &err), 0);
+    round_trip(dev, host, sizeof(host), device, 1000, 1, 1000, 1000, MT_STREAM_H2D, MT_STREAM_D2H);
+    round_trip(dev, host, sizeof(host), device, 1000, 1, 1000, 1000, MT_STREAM_COMPUTE, MT_STREAM_COMPUTE);
+    assert_int_equal(mt_emu_streams_that_share(), 0);
+}
+
 static int n_progress;
 
 static void count_progress(enum mt_log_level level, const char *line)
@@ -682,6 +696,7 @@ TEST(the_first_error_stays)
 int main(int argc, char **argv)
 {
     setenv("MT_EMU_DEVICES", "2", 0);
+    unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
     cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
     return test_run();
 }

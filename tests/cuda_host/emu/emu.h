@@ -24,6 +24,7 @@ struct mt_emu_settings {
     unsigned jitter_us;   /* MT_EMU_JITTER_US: longest random delay before a command of a stream */
     unsigned hold_up_us;  /* MT_EMU_HOLD_UP_US: for how long some submissions keep their threads */
     int devices;          /* MT_EMU_DEVICES: how many there are, default 1, at most MT_EMU_MAX_DEVICES */
+    unsigned connections; /* CUDA_DEVICE_MAX_CONNECTIONS at the first call: queues of a device, default 8 */
     unsigned workers;     /* MT_EMU_WORKERS: OS threads that run blocks of one kernel, default 2 */
     size_t memory_bytes;  /* MT_EMU_MEMORY: memory of each device, default 2 GiB */
     size_t pin_bytes;     /* MT_EMU_PIN_LIMIT: host memory that may be registered; MT_EMU_NO_PIN: none */
@@ -131,6 +132,8 @@ typedef void (*mt_emu_command)(void *args);
 /** Enqueues; `done` (or NULL) releases what args own. Waits while the stream holds 1024 commands. */
 cudaError_t mt_emu_submit(cudaStream_t s, mt_emu_command run, mt_emu_command done, const void *args,
                           size_t bytes);
+/** Streams that were made when each queue of their device had one: a real one of these waits for another. */
+size_t mt_emu_streams_that_share(void);
 /** Waits until all that was submitted to the stream so far has ended. */
 void mt_emu_drain(cudaStream_t s);
 void mt_emu_drain_all(void);

@@ -39,6 +39,7 @@ static void read_settings(void)
         .jitter_us = (unsigned)setting("MT_EMU_JITTER_US", 0),
         .hold_up_us = (unsigned)setting("MT_EMU_HOLD_UP_US", 0),
         .devices = (int)setting("MT_EMU_DEVICES", 1),
+        .connections = (unsigned)setting("CUDA_DEVICE_MAX_CONNECTIONS", 8),
         .workers = (unsigned)setting("MT_EMU_WORKERS", 2),
         .memory_bytes = (size_t)setting("MT_EMU_MEMORY", 2ull << 30),
         .pin_bytes = (size_t)setting("MT_EMU_PIN_LIMIT", SIZE_MAX),

@@ -47,7 +47,7 @@ struct CUevent_st {
 
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct CUstream_st *streams, *null_stream[MT_EMU_MAX_DEVICES];
-static uint64_t n_made;
+static uint64_t n_made, n_sharing;
 static _Atomic uint64_t n_submitted;
 
 static int64_t now_ns(void)
@@ -98,6 +98,23 @@ static void *stream_main(void *arg)
     return NULL;
 }
 
+/* The lock is held. */
+static bool queues_are_taken(int device)
+{
+    unsigned n = 0;
+    for (const struct CUstream_st *s = streams; s; s = s->next)
+        n += s->device == device;
+    return n >= mt_emu_settings()->connections;
+}
+
+size_t mt_emu_streams_that_share(void)
+{
+    pthread_mutex_lock(&streams_lock);
+    size_t n = n_sharing;
+    pthread_mutex_unlock(&streams_lock);
+    return n;
+}
+
 static struct CUstream_st *make_stream(bool blocking)
 {
     struct CUstream_st *s = calloc(1, sizeof(*s));
@@ -117,6 +134,7 @@ static struct CUstream_st *make_stream(bool blocking)
     char name[16];
     snprintf(name, sizeof(name), "emu-stream-%u", (unsigned)(n_made % 1000));
     pthread_setname_np(s->thread, name);
+    n_sharing += queues_are_taken(s->device);
     s->next = streams;
     streams = s;
     return s;
