@@ -24,7 +24,7 @@ enum { N_CANDIDATES = 8, MAX_PLANS = 8192 };
 struct key {
     struct mt_choice_shape shape; /* what a choice is kept by */
     uint64_t lda, ldb, ldc, ldd, batch, stride_a, stride_b, stride_d;
-    uint8_t align_a, align_b, align_c, align_d, align_bias, unused[3];
+    uint8_t align_a, align_b, align_c, align_d, unused[4];
 };
 
 struct plan {
@@ -138,8 +138,7 @@ static cublasStatus_t prefer(cublasLtMatmulPreference_t pref, const struct key *
     } align[] = {{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, k->align_b},
                  {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, k->align_a},
                  {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k->align_c},
-                 /* the bias has no promise of its own: it is read by what stores D */
-                 {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, MT_MIN(k->align_d, k->align_bias)}};
+                 {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, k->align_d}};
     /* with K split, no reduction in the output's type: it would round partial sums to bf16 */
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasStatus_t rc =
@@ -375,8 +374,7 @@ static struct key key_of(const struct mt_cuda_product *p)
         .batch = MT_MAX(p->batch, (size_t)1), .stride_a = p->stride_a, .stride_b = p->stride_b,
         .stride_d = p->stride_d,
         .align_a = alignment(p->a, p->stride_a * in), .align_b = alignment(p->b, p->stride_b * in),
-        .align_c = alignment(c, p->stride_d * out), .align_d = alignment(p->d, p->stride_d * out),
-        .align_bias = alignment(p->bias, 0)};
+        .align_c = alignment(c, p->stride_d * out), .align_d = alignment(p->d, p->stride_d * out)};
 }
 
 static cublasStatus_t launch(struct mt_cuda_device *d, const struct mt_cuda_product *p)
@@ -414,9 +412,10 @@ static cublasStatus_t launch_on_bias(struct mt_cuda_device *d, const struct mt_c
 int mt_cuda_multiply(struct mt_cuda_device *d, const struct mt_cuda_product *p, const char *op,
                      struct mt_err *err)
 {
-    /* cuBLASLt accepts only a bias of D's type, and in FP8 only one in bf16 */
+    /* cuBLASLt accepts only a bias of D's type, and in FP8 only one in bf16. Of its alignment nothing can be promised, and
+     * kernels may read 16 bytes at once (pytorch#194497). */
     cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
-    if (!p->bias || (p->dtype == MT_E4M3 ? MT_BF16 : p->dtype) == p->d_dtype)
+    if (!p->bias || ((p->dtype == MT_E4M3 ? MT_BF16 : p->dtype) == p->d_dtype && alignment(p->bias, 0) == 16))
         status = launch(d, p);
     if (p->bias && status == CUBLAS_STATUS_NOT_SUPPORTED)
         status = launch_on_bias(d, p);
