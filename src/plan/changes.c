@@ -84,27 +84,33 @@ static void consider_more(struct list *l, const struct mt_plan_request *r, const
 struct memory {
     const char *what, *option, *key;
     enum mt_rate_id rate;
-    uint64_t (*budget)(uint64_t whole);
     uint64_t most; /* GiB that are sold */
+    uint64_t host; /* bytes of the host's */
 };
 
-static uint64_t of_device(uint64_t whole)
+static uint64_t bytes_of(const struct mt_machine *m, enum mt_rate_id rate)
 {
-    return whole - MT_MIN(whole, mt_plan_device_reserve(whole, false));
+    return (uint64_t)(m->rate[rate].value * (double)(1 << 30));
+}
+
+static uint64_t budget_of(const struct memory *m, uint64_t whole)
+{
+    return m->rate == MT_RATE_HOST_GIB ? mt_plan_host_budget(whole)
+                                       : whole - MT_MIN(whole, mt_plan_device_reserve(whole, m->host, false));
 }
 
 /* Whole GiB of the machine of which the budget is at least that. */
 static uint64_t whole_gib(const struct memory *m, uint64_t budget)
 {
     uint64_t gib = budget >> 30;
-    while (m->budget(gib << 30) < budget)
+    while (budget_of(m, gib << 30) < budget)
         gib++;
     return gib;
 }
 
 static bool is_of_machine(const struct mt_plan_request *t, const struct memory *m, uint64_t budget)
 {
-    return m->budget((uint64_t)(t->machine->rate[m->rate].value * (double)(1 << 30))) == budget;
+    return budget_of(m, bytes_of(t->machine, m->rate)) == budget;
 }
 
 /* The least sufficient value of `budget`, a field of *t, which it keeps; false: there is none. */
@@ -138,7 +144,7 @@ static void consider_budget(struct list *l, struct mt_plan_request *t, uint64_t 
         least = *budget;
         for (int tries = 0; of_machine && tries < MORE && !fits; tries++) {
             unsigned long long whole = whole_gib(m, tries ? *budget + (*budget >> 5) : least);
-            *budget = m->budget(whole << 30);
+            *budget = budget_of(m, whole << 30);
             fits = consider(l, t, true, "%s of %llu GiB instead of %.4g GiB (%s %lluGiB)", m->what, whole,
                             t->machine->rate[m->rate].value, m->option, whole);
             if (fits && whole > m->most)
@@ -165,13 +171,13 @@ static void consider_both(struct list *l, const struct mt_plan_request *r, const
     if (!find_least(&t, of_device))
         return;
     unsigned long long gib = whole_gib(device, *of_device), host_gib;
-    *of_device = device->budget(gib << 30);
+    *of_device = budget_of(device, gib << 30);
     *of_host = have;
     if (!find_least(&t, of_host))
         return;
     for (int tries = 0; tries < MORE && !l->n; tries++) {
         host_gib = whole_gib(host, *of_host + (tries ? *of_host >> 5 : 0));
-        *of_host = host->budget(host_gib << 30);
+        *of_host = budget_of(host, host_gib << 30);
         consider(l, &t, true, "device memory of %llu GiB and host memory of %llu GiB (%s %lluGiB %s %lluGiB)", gib,
                  host_gib, device->option, gib, host->option, host_gib);
     }
@@ -189,7 +195,7 @@ static void consider_with_drives(struct list *l, const struct mt_plan_request *r
     const uint64_t least = *budget;
     for (int tries = 0; tries < MORE && !fits; tries++) {
         unsigned long long gib = whole_gib(device, tries ? *budget + (*budget >> 5) : least);
-        *budget = device->budget(gib << 30);
+        *budget = budget_of(device, gib << 30);
         fits = consider(l, &t, true, "device memory of %llu GiB and %s (%s %lluGiB %s%d; memory.nvme_paths)", gib, drives,
                         device->option, gib, options, (int)r->drives);
     }
@@ -257,8 +263,9 @@ static void consider_settings(struct list *l, const struct mt_plan_request *r)
 static void consider_hardware(struct list *l, const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
-    const struct memory device = {"device memory", "--gpu-mem", "memory.device_budget", MT_RATE_DEVICE_GIB, of_device, 288};
-    const struct memory host = {"host memory", "--host-mem", "memory.host_budget", MT_RATE_HOST_GIB, mt_plan_host_budget, 2048};
+    const uint64_t host_bytes = bytes_of(r->machine, MT_RATE_HOST_GIB);
+    const struct memory device = {"device memory", "--gpu-mem", "memory.device_budget", MT_RATE_DEVICE_GIB, 288, host_bytes};
+    const struct memory host = {"host memory", "--host-mem", "memory.host_budget", MT_RATE_HOST_GIB, 2048, host_bytes};
     consider_budget(l, &t, &t.placement.device_budget.bytes, &device);
     consider_budget(l, &t, &t.placement.host_budget.bytes, &host);
     struct mt_machine m = *r->machine;

@@ -46,22 +46,25 @@ uint64_t mt_plan_host_budget(uint64_t total_bytes)
     return (uint64_t)((double)total_bytes * 0.9);
 }
 
-uint64_t mt_plan_device_reserve(uint64_t total_bytes, bool display)
+/* The driver keeps 8 bytes for each locked page of 4 KiB, in the GPU's memory while there is some (uvm_mmu.c of
+ * NVIDIA/open-gpu-kernel-modules). */
+uint64_t mt_plan_device_reserve(uint64_t total_bytes, uint64_t host_bytes, bool display)
 {
-    return MT_MAX(display ? GIB + GIB / 2 : GIB, total_bytes / 25);
+    uint64_t tables = MT_MAX(host_bytes / 512, GIB / 2);
+    return MT_MAX((display ? GIB : GIB / 2) + tables, total_bytes / 25);
 }
 
 /* Under WSL 12 GB of which 0.88 were asked for failed, and 0.80 did not (microsoft/WSL#41176). */
-static uint64_t reserve_of(const struct mt_device_info *gpu)
+static uint64_t reserve_of(const struct mt_device_info *gpu, uint64_t host_bytes)
 {
-    uint64_t least = mt_plan_device_reserve(gpu->total_bytes, gpu->has_display);
+    uint64_t least = mt_plan_device_reserve(gpu->total_bytes, host_bytes, gpu->has_display);
     return gpu->is_paged ? MT_MAX(least, gpu->total_bytes / 8) : least;
 }
 
 /* What each GPU can give at least. */
 static void take_least(struct mt_plan_limits *out, const struct mt_device_info *gpu)
 {
-    uint64_t reserve = reserve_of(gpu), bytes = gpu->present ? gpu->free_bytes : 0;
+    uint64_t reserve = reserve_of(gpu, out->host_bytes), bytes = gpu->present ? gpu->free_bytes : 0;
     bool less = bytes - MT_MIN(bytes, reserve) <
                 out->device_bytes - MT_MIN(out->device_bytes, out->device_reserve);
     if (less) {
@@ -99,7 +102,7 @@ static int find_devices(struct mt_plan_limits *out, const struct mt_config *c, s
         return rc;
     out->kind = mt_device_choose(kind_names[c->device.kind], out->gpu[0], &gpu);
     out->device_bytes = gpu.present ? gpu.free_bytes : 0;
-    out->device_reserve = reserve_of(&gpu);
+    out->device_reserve = reserve_of(&gpu, out->host_bytes);
     if (gpu.present && gpu.is_integrated)
         share_memory(out, c->placement.device_budget);
     rc = mt_device_select(out->gpu, &out->n_gpus, MT_MAX_DEVICES, out->kind, gpus, (int)c->device.index, err);
@@ -135,11 +138,12 @@ static bool drives_are_rated(const struct mt_machine *m)
 struct mt_plan_limits mt_plan_limits_of(const struct mt_machine *m)
 {
     uint64_t device = (uint64_t)(m->rate[MT_RATE_DEVICE_GIB].value * (double)GIB);
+    uint64_t host = (uint64_t)(m->rate[MT_RATE_HOST_GIB].value * (double)GIB);
     return (struct mt_plan_limits){
         .kind = mt_machine_device_kind(m),
-        .host_bytes = (uint64_t)(m->rate[MT_RATE_HOST_GIB].value * (double)GIB),
+        .host_bytes = host,
         .device_bytes = device,
-        .device_reserve = mt_plan_device_reserve(device, false),
+        .device_reserve = mt_plan_device_reserve(device, host, false),
         .threads = (int)m->rate[MT_RATE_CORES].value,
         .drives = drives_are_rated(m) ? (int)m->rate[MT_RATE_DRIVES].value : 0,
     };

@@ -36,9 +36,9 @@ struct mt_plan_limits mt_plan_limits_of(const struct mt_machine *m);
 
 /**
  * Device memory outside the arena on a GPU of `total_bytes`: kernels that libraries load or build on first use, their
- * stacks, and more if a display uses the GPU.
+ * stacks, the page tables by which it finds the host's memory, of `host_bytes`, and more if a display uses the GPU.
  */
-uint64_t mt_plan_device_reserve(uint64_t total_bytes, bool display);
+uint64_t mt_plan_device_reserve(uint64_t total_bytes, uint64_t host_bytes, bool display);
 /** What a budget of `auto` takes of host memory. */
 uint64_t mt_plan_host_budget(uint64_t total_bytes);
 

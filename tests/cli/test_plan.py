@@ -119,7 +119,8 @@ def every_stored_machine_is_read_and_faster_ones_are_faster(tmp):
 
 def the_other_choice_names_both_parts_of_records(tmp):
     for tokens, attention in (("128Ki", r"\d+ of attention"), ("64Ki", r"attention\.out:\d+")):
-        args = ("--machine", "rtx4090", "--host-mem", "512GiB", "--tokens-per-step", tokens, "--model", shape_json(tmp, "8b"))
+        args = ("--machine", "rtx4090", "--host-mem", "512GiB", "--tokens-per-step", tokens, "--model", shape_json(tmp, "8b"),
+                "--set", "memory.device_budget=23GiB")
         chosen = plan(*args)["settings"]
         assert chosen["memory.offload_attention"] != chosen["memory.offload_layers"], chosen
         said = megatrain("plan", *args).stdout

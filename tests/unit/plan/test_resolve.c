@@ -107,10 +107,20 @@ TEST(hosts_may_use_what_each_has)
 
 TEST(a_gpu_keeps_memory_for_what_lives_outside_the_budget)
 {
-    assert_int_equal(mt_plan_device_reserve(8 * GIB, false), GIB);
-    assert_int_equal(mt_plan_device_reserve(24 * GIB, true), GIB + GIB / 2);
-    assert_int_equal(mt_plan_device_reserve(150 * GIB, false), 6 * GIB);
-    assert_int_equal(mt_plan_device_reserve(150 * GIB, true), 6 * GIB);
+    assert_int_equal(mt_plan_device_reserve(8 * GIB, 64 * GIB, false), GIB);
+    assert_int_equal(mt_plan_device_reserve(24 * GIB, 256 * GIB, true), GIB + GIB / 2);
+    assert_int_equal(mt_plan_device_reserve(150 * GIB, 512 * GIB, false), 6 * GIB);
+    assert_int_equal(mt_plan_device_reserve(150 * GIB, 512 * GIB, true), 6 * GIB);
+}
+
+/* Of 8 bytes for 4 KiB: with much host memory they take more of a small GPU than all else. */
+TEST(page_tables_of_the_hosts_memory_lie_outside_the_budget)
+{
+    assert_int_equal(mt_plan_device_reserve(24 * GIB, 1024 * GIB, false), 2 * GIB + GIB / 2);
+    assert_int_equal(mt_plan_device_reserve(24 * GIB, 1024 * GIB, true), 3 * GIB);
+    assert_int_equal(mt_plan_device_reserve(150 * GIB, 4096 * GIB, false), 8 * GIB + GIB / 2);
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = make_machine(24, 512, 2);
+    assert_int_equal(mt_plan_limits_of(&m).device_reserve, GIB + GIB / 2);
 }
 
 TEST(a_machines_limits_are_those_of_its_profile)
