@@ -6,7 +6,8 @@
 
 /**
  * D = alpha op(A) op(B) (+ bias) + beta C by cuBLASLt on the COMPUTE stream, row-major, for `batch` products
- * at fixed strides. f32 sums, never TF32, one rounding to d_dtype. Shapes, dtypes and leading dimensions as
+ * at fixed strides. f32 sums, never TF32, one rounding to d_dtype; of sums of E4M3's products the tensor cores of sm_89 and
+ * sm_90 keep 13 bits, and what they have of some 128 of K is added in f32. Shapes, dtypes and leading dimensions as
  * in struct mt_gemm. The algorithm, and so the result, is a function of the shape and of the table of choices
  * (choices.h), in which a shape has what was fastest when it was timed, else the heuristic's first that starts: the
  * workspace has a fixed size, of pointers only 16-byte alignment matters, and partial sums over parts of K are kept in

@@ -69,6 +69,12 @@ def near(what, got, want, limit):
     return worst <= limit
 
 
+def keeps_all_bits():
+    """Are sums of codes' products in FP32? The tensor cores of Ada and Hopper keep 13 bits (SageAttention2, arXiv:2411.10958)."""
+    capability = os.environ.get("MEGATRAIN_TEST_CAPABILITY") or os.environ.get("MT_EMU_CAPABILITY", "90")
+    return DEVICE == "cpu" or capability not in ("89", "90")
+
+
 def oracle(tmp):
     """A micro-batch is a row: scales are of its tokens, whose number is no multiple of 16."""
     with open(os.path.join(FIXTURE, "expected.json")) as f:
@@ -84,11 +90,13 @@ def oracle(tmp):
         megatrain("-q", "run", ini)
         steps = [m for m in metrics(out) if "loss" in m]
         got[compute] = {"losses": [m["loss"] for m in steps], "norms": [m["grad_norm"] for m in steps]}
-    # all codes are numpy's, so that only the order of sums differs; bf16 products round otherwise here and there
-    for what in "losses", "norms":
-        assert near(f"FP8, {what}", got["fp8"][what], e["fp8"][what], 1e-6)
+    # all codes are numpy's, so that only the order of sums differs; bf16 products round otherwise here and there, and with
+    # sums of few bits some codes are their neighbours
+    for what, few in ("losses", 5e-3), ("norms", 3e-2):
+        assert near(f"FP8, {what}", got["fp8"][what], e["fp8"][what], 1e-6 if keeps_all_bits() else few)
         assert near(f"bf16, {what}", got["bf16"][what], e["bf16"][what], 5e-3)
-    assert not near("FP8 to numpy's bf16, norms", got["fp8"]["norms"], e["bf16"]["norms"], 1e-2), "FP8 changes nothing"
+    close = near("FP8 to numpy's bf16, norms", got["fp8"]["norms"], e["bf16"]["norms"], 1e-2 if keeps_all_bits() else 5e-3)
+    assert not close, "FP8 changes nothing"
 
 
 def dense(tmp):

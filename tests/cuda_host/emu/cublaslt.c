@@ -379,19 +379,52 @@ static void sum_part(const struct product *p, int32_t batch, uint64_t at, uint64
                                    .d = sum, .ldd = p->d.rows});
 }
 
+/* Of sums of FP8's products a tensor core of Ada or Hopper keeps 13 bits of the fraction (SageAttention2, arXiv:2411.10958; of
+ * Blackwell all). What it has of 128 of K is added in FP32: so often the real library does it, unless it is to be fast. */
+static float sum_kept(float x)
+{
+    uint32_t word;
+    memcpy(&word, &x, sizeof(word));
+    word &= ~0x3ffu;
+    memcpy(&x, &word, sizeof(word));
+    return x;
+}
+
+/* sum_part(), as the matrix units of the GPU have it; spare: two such sums. */
+static void sum_in_units(const struct product *p, int32_t batch, uint64_t at, uint64_t k, float *sum, float *spare)
+{
+    enum { STEP = 32, EXACT = 128 };
+    int capability = mt_emu_settings()->capability;
+    uint64_t n = p->d.rows * p->d.cols;
+    if (p->a.type != CUDA_R_8F_E4M3 || (capability != 89 && capability != 90)) {
+        sum_part(p, batch, at, k, sum);
+        return;
+    }
+    float *step = spare, *kept = spare + n;
+    for (uint64_t i = 0; i < k; i += STEP) {
+        sum_part(p, batch, at + i, MT_MIN((uint64_t)STEP, k - i), step);
+        bool first = i % EXACT == 0, last = (i + STEP) % EXACT == 0 || i + STEP >= k;
+        for (uint64_t j = 0; j < n; j++) {
+            kept[j] = sum_kept(first ? step[j] : kept[j] + step[j]);
+            if (last)
+                sum[j] = i < EXACT ? kept[j] : sum[j] + kept[j];
+        }
+    }
+}
+
 static void run_product(void *args)
 {
     const struct product *p = args;
     uint64_t n = p->d.rows * p->d.cols, k = p->desc.trans_a != CUBLAS_OP_N ? p->a.rows : p->a.cols;
     uint64_t part = (k + p->parts - 1) / p->parts;
-    float *sum = malloc(2 * n * sizeof(float));
+    float *sum = malloc(4 * n * sizeof(float));
     if (!sum || p->a.type != p->b.type)
         mt_emu_die("no memory for a matrix product, or operands of two types");
     if (p->sleep_us)
         usleep(p->sleep_us);
     for (int32_t b = 0; b < p->d.batch; b++) {
         for (uint64_t at = 0; at < k; at += part) {
-            sum_part(p, b, at, MT_MIN(part, k - at), at ? sum + n : sum);
+            sum_in_units(p, b, at, MT_MIN(part, k - at), at ? sum + n : sum, sum + 2 * n);
             for (uint64_t i = 0; at && i < n; i++)
                 sum[i] += sum[n + i];
         }
