@@ -149,6 +149,27 @@ static cublasStatus_t prefer(cublasLtMatmulPreference_t pref, const struct key *
     return rc;
 }
 
+static bool splits(const cublasLtMatmulAlgo_t *algo)
+{
+    uint32_t parts = 0;
+    size_t written = 0;
+    return !cublasLtMatmulAlgoConfigGetAttribute(algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof(parts),
+                                                 &written) &&
+           parts > 1;
+}
+
+/* Leaves out those that split K where it is no multiple of their tiles, unless there are no others: cuBLASLt 12.8.5
+ * and 13.1.1 have some that do not sum its last elements (facebookexperimental/triton#2767). Returns how many stay. */
+static int without_tails(const struct plan *p, cublasLtMatmulAlgo_t *algo, int n)
+{
+    enum { TILE = 128 };
+    int kept = 0;
+    for (int i = 0; i < n; i++)
+        if (p->key.shape.k % TILE == 0 || !splits(&algo[i]))
+            algo[kept++] = algo[i];
+    return kept ? kept : n;
+}
+
 /* The algorithms of the heuristic that run, best first: this depends on the shape and the GPU, not on time or load. */
 static cublasStatus_t list_algorithms(struct mt_cuda_blas *b, const struct plan *p, cublasLtMatmulAlgo_t *out,
                                       int *n_out)
@@ -168,6 +189,7 @@ static cublasStatus_t list_algorithms(struct mt_cuda_blas *b, const struct plan 
     for (int i = 0; i < n; i++)
         if (found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize <= workspace_bytes)
             out[(*n_out)++] = found[i].algo;
+    *n_out = without_tails(p, out, *n_out);
     return *n_out ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 

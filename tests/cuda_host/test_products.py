@@ -43,7 +43,7 @@ class Machine:
 
 def parts_of(table):
     """The number of parts of K of every choice."""
-    entry = r"[nt][nt] bf16 (?:bf16|f32)(?: bias)?(?: add)? \d+x\d+x\d+ 0/0/0/(\d)/0/0/0/0/0"
+    entry = r"[nt][nt] bf16 (?:bf16|f32)(?: bias)?(?: add)? \d+x\d+x\d+ 0/(\d)/0/1/0/0/0/0/0"
     assert all(re.fullmatch(entry, e) for e in table.strip().split("; ")), table
     return [int(n) for n in re.findall(entry, table)]
 

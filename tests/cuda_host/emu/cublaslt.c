@@ -17,8 +17,10 @@
 
 enum { ALGO_MARK = 0x454d55, ALGO_WORKSPACE = 64 << 10 };
 enum { BIAS_ALIGN = 16 }; /* nothing is asked about it, and real kernels read so many bytes at once */
-enum { ALGO_NUMBER = 6, ALGO_US = 7 }; /* places in an algorithm's data */
-#define NEVER_STARTS UINT32_MAX         /* in place of its microseconds */
+enum { ALGO_NUMBER = 6, ALGO_US = 7 };     /* places in an algorithm's data */
+#define NEVER_STARTS UINT32_MAX             /* in place of its microseconds */
+#define LOSES_TAIL   (UINT32_MAX - 1)       /* likewise */
+enum { SPLIT_TILE = 64 };                   /* it splits K, and sums whole tiles of it only */
 
 struct cublasLtContext {
     int device;
@@ -229,6 +231,7 @@ struct product {
     void *pd, *workspace;
     size_t scribble;
     unsigned parts, sleep_us; /* of the algorithm: parts of K that are summed alone; how much longer it takes */
+    bool loses_tail;
 };
 
 static size_t size_of(cudaDataType_t t)
@@ -416,8 +419,9 @@ static void run_product(void *args)
 {
     const struct product *p = args;
     uint64_t n = p->d.rows * p->d.cols, k = p->desc.trans_a != CUBLAS_OP_N ? p->a.rows : p->a.cols;
+    k -= p->loses_tail ? k % SPLIT_TILE : 0;
     uint64_t part = (k + p->parts - 1) / p->parts;
-    float *sum = malloc(4 * n * sizeof(float));
+    float *sum = calloc(4 * n, sizeof(float));
     if (!sum || p->a.type != p->b.type)
         mt_emu_die("no memory for a matrix product, or operands of two types");
     if (p->sleep_us)
@@ -435,8 +439,8 @@ static void run_product(void *args)
         memset(p->workspace, 0xFF, p->scribble);
 }
 
-/* MT_EMU_ALGORITHMS: microseconds by which the product takes longer, for each algorithm there is, or x: it does not start;
- * else there is one. Number i, from 0, sums i + 1 parts of K. Returns how many. */
+/* MT_EMU_ALGORITHMS: microseconds by which the product takes longer, for each algorithm there is, or x: it does not start,
+ * or s: it splits K and loses its tail; else there is one. Number i, from 0, sums i + 1 parts of K. Returns how many. */
 static int list_algorithms(unsigned *us, int most)
 {
     const char *at = getenv("MT_EMU_ALGORITHMS");
@@ -444,7 +448,7 @@ static int list_algorithms(unsigned *us, int most)
     us[0] = 0;
     while (at && *at && n < most) {
         char *end = (char *)(uintptr_t)at + 1;
-        us[n++] = *at == 'x' ? NEVER_STARTS : (unsigned)strtoul(at, &end, 10);
+        us[n++] = *at == 'x' ? NEVER_STARTS : *at == 's' ? LOSES_TAIL : (unsigned)strtoul(at, &end, 10);
         at = *end ? end + 1 : end;
     }
     return n ? n : 1;
@@ -483,7 +487,9 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *
                                                     void *buf, size_t bytes, size_t *written)
 {
     bool half = attr == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attr == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
-    uint32_t value = attr == CUBLASLT_ALGO_CONFIG_SPLITK_NUM ? (uint32_t)algo->data[ALGO_NUMBER] + 1 : 0;
+    uint32_t value = attr == CUBLASLT_ALGO_CONFIG_TILE_ID ? (uint32_t)algo->data[ALGO_NUMBER] + 1 : 0;
+    if (attr == CUBLASLT_ALGO_CONFIG_SPLITK_NUM)
+        value = algo->data[ALGO_US] == LOSES_TAIL ? 2 : 1;
     size_t size = half ? sizeof(uint16_t) : sizeof(uint32_t);
     if (algo->data[0] != ALGO_MARK || bytes != size)
         return CUBLAS_STATUS_INVALID_VALUE;
@@ -525,6 +531,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     p.scribble = algo ? (size_t)algo->data[1] : 0;
     p.parts = algo ? (unsigned)algo->data[ALGO_NUMBER] + 1 : 1;
     p.sleep_us = algo ? (unsigned)algo->data[ALGO_US] : 0;
+    p.loses_tail = p.sleep_us == LOSES_TAIL;
+    p.sleep_us = p.loses_tail ? 0 : p.sleep_us;
     const uint64_t any[4] = {1, 1, 1, 1}, *align = algo ? algo->data + 2 : any;
     bool ok = (!algo || algo->data[0] == ALGO_MARK) && p.scribble <= workspace_bytes &&
               check_workspace(workspace, p.scribble) &&
