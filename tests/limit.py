@@ -29,16 +29,24 @@ def test_of(build, command):
 
 
 def processes(session):
-    """(pid, processor seconds, those of children that have ended) of a session's processes."""
+    """(pid, processor seconds, with those of children that have ended) of a session's processes and of those that they
+    started in sessions of their own, as scripts/gpu-check does."""
+    parent, used, found = {}, {}, set()
     for pid in os.listdir("/proc"):
         try:
             if pid.isdigit():
                 with open(f"/proc/{pid}/stat") as f:
                     field = f.read().rpartition(") ")[2].split()
+                parent[int(pid)], used[int(pid)] = int(field[1]), sum(map(int, field[11:15])) / TICK
                 if int(field[3]) == session:
-                    yield int(pid), sum(map(int, field[11:15])) / TICK
+                    found.add(int(pid))
         except OSError:
             pass  # it has ended
+    new = found
+    while new:
+        new = {pid for pid in parent if parent[pid] in new} - found
+        found = found | new
+    return [(pid, used[pid]) for pid in found]
 
 
 def wants_to_run(pid):
