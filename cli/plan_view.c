@@ -132,7 +132,7 @@ static int resolve_by_rules(struct mt_plan_choice *out, const struct plan_view *
     if (!rc && out->host_bytes > mt_plan_host_limit(r))
         rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "the host memory budget of %s (memory.host_budget) is too small: %s are needed",
                      mt_format_bytes(a, sizeof(a), p->host_budget.bytes),
-                     mt_format_bytes(b, sizeof(b), out->host_bytes));
+                     mt_format_need(b, sizeof(b), out->host_bytes));
     return rc;
 }
 

@@ -184,7 +184,7 @@ void cli_print_setup(const struct mt_setup *s)
     cli_say("Device   %s%s, %d threads, %s %s, budget %s\n", times, l->name,
             (int)s->choice.placement.threads, s->choice.numerics.optimizer->title,
             mt_isa_name(isa ? isa : mt_isa_best()),
-            mt_format_bytes(a, sizeof(a), l->budget_bytes));
+            mt_format_bytes(a, sizeof(a), l->budget_bytes + l->own_bytes));
     for (int i = 0; i < lanes && l->address[0]; i++)
         cli_say("         at %s\n", mt_device_limits(s->dev[i])->address);
     if (s->cluster)

@@ -5,6 +5,7 @@
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -78,7 +79,7 @@ void mt_mem_keep_freed(void)
 #endif
 }
 
-const char *mt_format_bytes(char *buf, size_t len, uint64_t bytes)
+static const char *format_bytes(char *buf, size_t len, uint64_t bytes, bool up)
 {
     static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     double v = (double)bytes;
@@ -87,8 +88,18 @@ const char *mt_format_bytes(char *buf, size_t len, uint64_t bytes)
         v /= 1024;
         u++;
     }
-    snprintf(buf, len, u ? "%.2f %s" : "%.0f %s", v, unit[u]);
+    snprintf(buf, len, u ? "%.2f %s" : "%.0f %s", up ? ceil(v * 100) / 100 : v, unit[u]);
     return buf;
+}
+
+const char *mt_format_bytes(char *buf, size_t len, uint64_t bytes)
+{
+    return format_bytes(buf, len, bytes, false);
+}
+
+const char *mt_format_need(char *buf, size_t len, uint64_t bytes)
+{
+    return format_bytes(buf, len, bytes, true);
 }
 
 const char *mt_format_seconds(char *buf, size_t len, double seconds)

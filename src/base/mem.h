@@ -103,5 +103,7 @@ void mt_mem_keep_freed(void);
 
 /** "1.50 GiB" into buf; returns buf. */
 const char *mt_format_bytes(char *buf, size_t len, uint64_t bytes);
+/** The same rounded up: of what is needed, so that the number in the text is enough. */
+const char *mt_format_need(char *buf, size_t len, uint64_t bytes);
 /** "42s", "7m29s", "4h46m"; returns buf. */
 const char *mt_format_seconds(char *buf, size_t len, double seconds);

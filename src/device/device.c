@@ -9,7 +9,8 @@
 
 struct mt_device_limits mt_device_kind_limits(const struct mt_device_kind *k, size_t budget_bytes, int n_threads)
 {
-    return (struct mt_device_limits){.kind = k->name, .budget_bytes = budget_bytes, .n_threads = n_threads,
+    return (struct mt_device_limits){.kind = k->name, .budget_bytes = budget_bytes, .own_bytes = k->own_bytes,
+                                     .n_threads = n_threads,
                                      .shares_host_memory = k->shares_host_memory, .alignment = k->alignment,
                                      .row_bucket = k->row_bucket, .coded_rows = k->coded_rows, .e4m3 = true,
                                      .sides = k->sides, .side_bytes = k->side_bytes};

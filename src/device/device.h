@@ -45,6 +45,7 @@ struct mt_device_limits {
     const char *kind;
     bool shares_host_memory; /* the arena is host memory, and the host's cores compute and copy */
     size_t budget_bytes;   /* most bytes of all allocations */
+    size_t own_bytes;      /* that the device took of its budget before them (struct mt_device_kind) */
     int n_threads;
     bool native_bf16;      /* matrix products in bf16 are faster than in f32 */
     bool makes_products;   /* cpu: those are by code that is made for each shape met, and kept */

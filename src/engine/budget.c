@@ -158,6 +158,7 @@ static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size
     size_t experts = p->layout->cut.expert_group;
     size_t w = MT_MAX(b->bytes[MT_POOL_WEIGHTS], b->bytes[MT_POOL_WEIGHTS_VOCAB]);
     size_t g = b->bytes[MT_POOL_GRAD] + b->bytes[MT_POOL_GRAD_VOCAB];
+    const struct mt_device_limits *lim = mt_device_limits(p->dev);
     advise_tokens(tokens, sizeof(tokens), p, need, b);
     if (experts > 1)
         snprintf(group, sizeof(group), ", or memory.expert_group = %zu", experts / 2);
@@ -168,15 +169,15 @@ static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size
         "the device budget of %s is short: at least %s are needed (largest weight slot %s, gradients "
         "%s, scratch of a micro-batch %s, logits %s); raise memory.device_budget, lower "
         "train.micro_batch or data.seq_len%s%s%s%s%s",
-        mt_format_bytes(have, sizeof(have), mt_device_limits(p->dev)->budget_bytes),
-        mt_format_bytes(want, sizeof(want), need), mt_format_bytes(slot, sizeof(slot), w),
+        mt_format_bytes(have, sizeof(have), lim->budget_bytes + lim->own_bytes),
+        mt_format_need(want, sizeof(want), need + lim->own_bytes), mt_format_bytes(slot, sizeof(slot), w),
         mt_format_bytes(grad, sizeof(grad), g),
         mt_format_bytes(scratch, sizeof(scratch), plan->scratch),
         mt_format_bytes(logits, sizeof(logits), plan->logits), chunk,
         plan->activations == MT_ACT_RECOMPUTE ? "" : ", or set memory.activations = recompute",
         p->layout->cut.n_units > 1 ? "" : ", or memory.unit = half", group, tokens);
     if (err)
-        err->short_device = need - MT_MIN(need, mt_device_limits(p->dev)->budget_bytes);
+        err->short_device = need - MT_MIN(need, lim->budget_bytes);
     return rc;
 }
 

@@ -263,7 +263,7 @@ static int fail_host(const struct mt_plan_request *r, uint64_t budget, uint64_t 
     int rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
                      "the host budget of %s is short by %s: %s are needed%s",
                      mt_format_bytes(a, sizeof(a), budget),
-                     mt_format_bytes(b, sizeof(b), lacks), mt_format_bytes(c, sizeof(c), need),
+                     mt_format_need(b, sizeof(b), lacks), mt_format_need(c, sizeof(c), need),
                      r->drives > 0 ? "" : ", and there is no drive for states");
     if (err)
         err->short_host = lacks;

@@ -223,9 +223,10 @@ static int search_bases(struct mt_plan_choice *out, const struct mt_plan_request
     struct mt_err why = {0}, of_held = {0};
     struct mt_plan_request t = *r;
     int rc = search_cuts(out, r, &why);
+    bool no_files = rc == -ENOSPC && !(r->machine->rate[MT_RATE_READ].value > 0); /* it lacks more than with files */
     if (rc && err)
         *err = why;
-    if (r->placement.base != MT_BASE_AUTO || (rc ? rc != -ENOENT : !out->engine.uses_files))
+    if (r->placement.base != MT_BASE_AUTO || (rc ? rc != -ENOENT && !no_files : !out->engine.uses_files))
         return rc;
     t.placement.base = MT_BASE_HOST;
     int other = search_cuts(&held, &t, &of_held);
@@ -284,5 +285,9 @@ int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, 
     if (!open || (rc ? rc != -ENOSPC : !may_gain(out)))
         return rc;
     bool found = !rc;
-    return try_backward(out, &t, found, NULL) && !found ? rc : 0;
+    struct mt_err why = {0};
+    int other = try_backward(out, &t, found, &why);
+    if (rc && other && err && why.short_host && !(err->short_host && err->short_host < why.short_host))
+        *err = why;
+    return found || !other ? 0 : rc;
 }

@@ -101,9 +101,9 @@ int mt_memory_check(const struct mt_memory *m, struct mt_err *err)
         bool nvme = !strcmp(l->tier, "nvme"), disk = nvme || !strcmp(l->tier, "disk");
         return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
                        "it will not fit: %s of %s wanted, %s allows %s: %s short; %s",
-                       mt_format_bytes(want, sizeof(want), l->wanted), disk ? "disk" : "host memory",
+                       mt_format_need(want, sizeof(want), l->wanted), disk ? "disk" : "host memory",
                        l->source, mt_format_bytes(have, sizeof(have), l->available),
-                       mt_format_bytes(gap, sizeof(gap), l->wanted - l->available),
+                       mt_format_need(gap, sizeof(gap), l->wanted - l->available),
                        nvme   ? "make room there, name more folders in memory.nvme_paths, or raise memory.host_budget"
                        : !strcmp(l->source, FILE_LIMIT) ? "raise it, or lower checkpoint.shard_size"
                        : disk ? "make room in checkpoint.dir or set checkpoint.save = weights"

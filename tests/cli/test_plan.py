@@ -258,6 +258,22 @@ def ask(args):
     return p.returncode == 0, json.loads(p.stdout)
 
 
+def what_is_needed_is_enough(tmp):
+    """A budget of the size that a refusal names is: of the device with its libraries' part, and of the host where the base
+    cannot be read in place, or updates under backward need less."""
+    layers = os.path.join(tmp, "nine.json")
+    with open(layers, "w") as out:
+        json.dump({**json.load(open(shape_json(tmp, "8b"))), "num_hidden_layers": 9}, out)
+    args = ("--machine", "rtx4090", "--model", layers, "--seq-len", "2048", "--tokens-per-step", "8Ki")
+    for more, key in ((("--gpu-mem", "3GiB"), "memory.device_budget"),
+                      (("--host-mem", "6GiB", "--set", "adapter.kind=lora"), "memory.host_budget"),
+                      (("--host-mem", "16GiB", "--set", "train.grad_clip=0"), "memory.host_budget")):
+        short = plan(*args, *more, expect=4)["short"]
+        need, unit = re.search(r"([\d.]+) ([MG]iB) are needed", short).groups()
+        assert ask((*args, *more, "--set", f"{key}={need}{unit}"))[0], short
+        assert not ask((*args, *more, "--set", f"{key}={float(need) * 0.98:.2f}{unit}"))[0], short
+
+
 def two_parts_are_offered_together(tmp):
     """The device is too small for a layer, and host memory for the base: no change alone would do."""
     args = ("--machine", "rtx3090", "--model", "Qwen3-8B", "--host-mem", "8GiB", "--gpu-mem", "3GiB", "--seq-len", "2048", "--set", "adapter.kind=lora")
@@ -648,6 +664,7 @@ def main():
             several_gpus_are_planned(tmp)
             what_does_not_fit_says_what_would(tmp)
             optimizers_are_compared()
+            what_is_needed_is_enough(tmp)
             two_parts_are_offered_together(tmp)
             recomputing_comes_before_hardware(tmp)
             a_refusal_s_first_change_fits(tmp)

@@ -115,7 +115,7 @@ def the_budget_leaves_a_reserve(tmp):
                          env={**env, "MT_EMU_DISPLAY": display, "MT_EMU_PLAN": "100M"}).stderr
         lines[display] = next(l for l in text.splitlines() if l.startswith("Device "))
         assert "using tile" not in text, text
-    assert lines["0"] != lines["1"] and "1.9" in lines["0"] and "1.4" in lines["1"], lines
+    assert lines["0"] != lines["1"] and "2.00 GiB" in lines["0"] and "1.50 GiB" in lines["1"], lines
 
 
 def what_a_step_needs_is_loaded_before_it(tmp):

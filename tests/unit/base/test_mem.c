@@ -60,6 +60,8 @@ TEST(bytes_are_told_in_binary_units)
     assert_string_equal(mt_format_bytes(buf, sizeof(buf), 1536), "1.50 KiB");
     assert_string_equal(mt_format_bytes(buf, sizeof(buf), UINT64_C(3) << 30), "3.00 GiB");
     assert_string_equal(mt_format_bytes(buf, sizeof(buf), UINT64_MAX), "16384.00 PiB");
+    assert_string_equal(mt_format_need(buf, sizeof(buf), 1537), "1.51 KiB");
+    assert_string_equal(mt_format_need(buf, sizeof(buf), 1536), "1.50 KiB");
 }
 
 TEST(times_are_told_in_two_units)
