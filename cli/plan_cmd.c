@@ -253,7 +253,7 @@ int cli_cmd_plan(struct cli *cli, const struct cli_args *args, struct mt_err *er
     if (!rc && cli_arg(args, "trace"))
         rc = write_trace(&v, cli_arg(args, "trace"), err);
     if (rc == -ENOSPC && err->kind == MT_ERR_NO_FIT && v.layout)
-        return no_fit(&v, args, err);
+        return plan_view_keep_blocks(&v, err) ?: no_fit(&v, args, err);
     if (rc)
         return rc;
     rc = plan_compare_hosts(&v, err);

@@ -11,6 +11,8 @@ struct plan_view {
     struct mt_hf_config hf;
     char *model_dir; /* owned; NULL: only a config.json */
     struct mt_layout *layout, *halves; /* halves: NULL unless memory.unit is auto */
+    struct mt_plan_cuts *blocks;       /* [n_blocks] of train.blocks, once nothing fits */
+    size_t n_blocks, cap_blocks;
     struct mt_machine machine;
     bool local;       /* the machine is this one */
     bool generates;   /* nothing is trained, and the layout is generation's */
@@ -40,6 +42,8 @@ int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_arg
 /** Finds the choice: by the search, or on a machine without rates by the rules of its runs (then choice.sim is 0).
  * Errors as of mt_resolve(). */
 int plan_view_resolve(struct plan_view *v, struct mt_err *err);
+/** Where nothing fits: has changes make all blocks of train.blocks fit, not the view's alone. */
+int plan_view_keep_blocks(struct plan_view *v, struct mt_err *err);
 /** For what cannot do without rates: 0 if there are some. */
 int plan_view_needs_rates(const struct plan_view *v, struct mt_err *err);
 void plan_view_close(struct plan_view *v);

@@ -161,6 +161,25 @@ static int try_block(void *ctx, struct mt_layout **layout, struct mt_layout **ha
     return rc;
 }
 
+static int keep_block(void *ctx, struct mt_layout **layout, struct mt_layout **halves, struct mt_err *err)
+{
+    struct plan_view *v = ctx;
+    if (!mt_grow(&v->blocks, &v->cap_blocks, v->n_blocks + 1, sizeof(*v->blocks)))
+        return mt_fail_nomem(err, "the blocks", (v->n_blocks + 1) * sizeof(*v->blocks));
+    v->blocks[v->n_blocks++] = (struct mt_plan_cuts){MT_GIVE(*layout), MT_GIVE(*halves)};
+    return 0;
+}
+
+int plan_view_keep_blocks(struct plan_view *v, struct mt_err *err)
+{
+    const uint64_t steps = (uint64_t)v->cfg->train.steps;
+    const struct mt_plan_blocks blocks = {{v->cfg, &v->hf, v->model_dir, NULL}, v->layout, steps, keep_block, v};
+    int rc = v->request.train ? mt_plan_check_blocks(&blocks, err) : 0;
+    v->request.also = v->blocks;
+    v->request.n_also = v->n_blocks;
+    return rc;
+}
+
 int plan_view_needs_rates(const struct plan_view *v, struct mt_err *err)
 {
     if (v->unmeasured.code && err)
@@ -342,6 +361,11 @@ void plan_view_close(struct plan_view *v)
     mt_machine_finish(&v->machine);
     mt_layout_destroy(&v->layout);
     mt_layout_destroy(&v->halves);
+    for (size_t i = 0; i < v->n_blocks; i++) {
+        mt_layout_destroy(&v->blocks[i].layout);
+        mt_layout_destroy(&v->blocks[i].halves);
+    }
+    free(v->blocks);
     free(v->model_dir);
     mt_config_destroy(&v->cfg);
 }

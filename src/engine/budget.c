@@ -162,7 +162,8 @@ static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size
     advise_tokens(tokens, sizeof(tokens), p, need, b);
     if (experts > 1)
         snprintf(group, sizeof(group), ", or memory.expert_group = %zu", experts / 2);
-    if (row > LONG_ROW && !p->cache.slots && !mt_layout_unchunked(p->layout, p->max_len))
+    bool may_cut = !p->cache.slots && !mt_optimizer_variants(&p->numerics); /* a pass without backward takes little */
+    if (row > LONG_ROW && may_cut && !mt_layout_unchunked(p->layout, p->max_len))
         snprintf(chunk, sizeof(chunk), ", or set train.chunk, to %zu or less", row / 2);
     int rc = mt_fail(
         err, MT_ERR_NO_FIT, -ENOSPC,

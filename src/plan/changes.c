@@ -23,9 +23,25 @@ struct list {
     size_t n;
 };
 
+/* The same request of another of the layouts that have to fit. */
+static struct mt_plan_request request_also(const struct mt_plan_request *r, size_t i)
+{
+    struct mt_plan_request t = *r;
+    t.layout = r->also[i].layout;
+    t.halves = r->also[i].halves;
+    t.n_also = 0;
+    return t;
+}
+
 bool mt_plan_could_fit(const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
+    for (size_t i = 0; i < r->n_also; i++) {
+        t = request_also(r, i);
+        if (!mt_plan_could_fit(&t))
+            return false;
+    }
+    t = *r;
     if (t.numerics.micro_batch == MT_AUTO)
         t.numerics.micro_batch = 1;
     if (t.placement.slots == MT_AUTO)
@@ -47,14 +63,31 @@ static void add(struct list *l, const struct mt_plan_request *r, double seconds,
     l->per_token[l->n++] = seconds / (double)(r->numerics.rows_per_step * r->numerics.seq_len);
 }
 
+/* Whether the others fit with the numerics that are chosen. */
+static bool all_fit(const struct mt_plan_choice *chosen, const struct mt_plan_request *r)
+{
+    bool fits = true;
+    for (size_t i = 0; i < r->n_also && fits; i++) {
+        struct mt_plan_request t = request_also(r, i);
+        MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
+        t.numerics = chosen->numerics;
+        fits = !mt_plan_search(&c, &t, NULL);
+    }
+    return fits;
+}
+
 /* Adds the change if it makes the request fit; true: *chosen is its placement, for the caller to finish. */
 static bool search(struct mt_plan_choice *chosen, struct list *l, const struct mt_plan_request *r, bool hardware,
                    const char *what)
 {
     if (l->n == MAX_CHANGES || !mt_plan_could_fit(r) || mt_plan_search(chosen, r, NULL))
         return false;
-    add(l, r, chosen->sim.seconds, hardware, what);
-    return true;
+    const bool fits = all_fit(chosen, r);
+    if (fits)
+        add(l, r, chosen->sim.seconds, hardware, what);
+    else
+        mt_plan_choice_finish(chosen);
+    return fits;
 }
 
 /* Adds it in these words if it makes the request fit; returns whether it does. */
@@ -209,13 +242,14 @@ static void consider_chunks(struct list *l, const struct mt_plan_request *r)
     struct mt_plan_request t = *r;
     int64_t len = mt_row_chunks(n) > 1 ? n->chunk : n->seq_len;
     bool fits = false;
-    if (mt_layout_unchunked(r->layout, (size_t)n->seq_len) ||
+    if (mt_layout_unchunked(r->layout, (size_t)n->seq_len) || r->draws || mt_optimizer_variants(n) ||
         (n->groups > 1 && n->rows_per_step % n->groups))
         return;
     t.numerics.micro_batch = 1;
     while (!fits && len % 2 == 0 && (len /= 2) >= FEWEST) {
         t.numerics.chunk = len;
-        fits = consider(l, &t, false, "train.chunk = %lld (--set train.chunk=%lld)", (long long)len, (long long)len);
+        fits = consider(l, &t, false, "train.chunk = %lld (--set train.chunk=%lld%s)", (long long)len, (long long)len,
+                        n->micro_batch > 1 ? " --micro-batch 1" : "");
     }
 }
 

@@ -4,12 +4,19 @@
 #include "engine/memory.h"
 #include "plan/sim.h"
 
+/** A layout, and its halves or NULL. */
+struct mt_plan_cuts {
+    struct mt_layout *layout, *halves;
+};
+
 /** The run, the machine, and what the user has fixed; the search chooses what is auto. */
 struct mt_plan_request {
     const struct mt_machine *machine; /* borrowed, like layout */
     const struct mt_layout *layout;
     const struct mt_layout *halves;   /* the same model in halves of layers, or, to generate, with packed weights that
                                          stay codes; used if the other does not fit or is slower; or NULL */
+    const struct mt_plan_cuts *also; /* [n_also] what has to fit, too, where changes are looked for: of other blocks */
+    size_t n_also;
     struct mt_numerics numerics;   /* micro_batch and logits_chunk may be auto; rows_per_step: of all learners */
     const struct mt_numerics *learner; /* [n_learners] of each; borrowed */
     size_t n_learners;             /* 0: one, with `numerics` */

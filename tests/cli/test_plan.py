@@ -274,6 +274,22 @@ def what_is_needed_is_enough(tmp):
         assert not ask((*args, *more, "--set", f"{key}={float(need) * 0.98:.2f}{unit}"))[0], short
 
 
+def what_is_offered_is_possible(tmp):
+    """Of chunks of rows: not without a backward pass, and micro-batches of a row. Of blocks: all of them fit."""
+    layers = os.path.join(tmp, "five.json")
+    with open(layers, "w") as out:
+        json.dump({**json.load(open(shape_json(tmp, "8b"))), "num_hidden_layers": 5}, out)
+    args = ("--machine", "rtx4090", "--model", layers)
+    long = (*args, "--seq-len", "65536", "--tokens-per-step", "128Ki", "--gpu-mem", "8GiB", "--micro-batch", "2")
+    mezo = plan(*long, "--set", "optimizer.type=mezo", "--set", "train.grad_clip=0", expect=4)
+    assert "train.chunk" not in json.dumps(mezo), mezo
+    blocks = (*args, "--seq-len", "1024", "--tokens-per-step", "4Ki", "--host-mem", "6GiB", "--set", "train.blocks=2",
+              "--set", "train.block_order=ascending")
+    for asked, word in ((long, "train.chunk"), (blocks, "host memory of")):
+        changes = [c["change"] for c in ask(asked)[1]["changes"]]
+        assert ask(follow(asked, next(c for c in changes if word in c)))[0], changes
+
+
 def two_parts_are_offered_together(tmp):
     """The device is too small for a layer, and host memory for the base: no change alone would do."""
     args = ("--machine", "rtx3090", "--model", "Qwen3-8B", "--host-mem", "8GiB", "--gpu-mem", "3GiB", "--seq-len", "2048", "--set", "adapter.kind=lora")
@@ -665,6 +681,7 @@ def main():
             what_does_not_fit_says_what_would(tmp)
             optimizers_are_compared()
             what_is_needed_is_enough(tmp)
+            what_is_offered_is_possible(tmp)
             two_parts_are_offered_together(tmp)
             recomputing_comes_before_hardware(tmp)
             a_refusal_s_first_change_fits(tmp)
