@@ -487,8 +487,13 @@ static int check_request(const struct mt_plan_request *r, struct mt_err *err)
         n_frozen += !r->layout->tensors[i].trainable;
     for (size_t u = 0; u < r->layout->n_units; u++)
         n_in_file += can_be_in_files(&r->layout->units[u]);
-    if (r->placement.base == MT_BASE_DISK && !r->drives)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = disk needs folders on drives: set memory.nvme_paths");
+    const char *on_disk = r->placement.base == MT_BASE_DISK         ? "base"
+                          : r->placement.states == MT_STATES_DISK   ? "states"
+                          : r->placement.activations == MT_ACT_DISK ? "activations"
+                                                                    : NULL;
+    if (on_disk && !r->drives)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.%s = disk needs folders on drives: set memory.nvme_paths, or for a "
+                       "plan of another machine --nvme", on_disk);
     if (r->placement.base == MT_BASE_FILES && !n_in_file)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = files: %s",
                        n_frozen ? "no frozen tensor of the model's files can be read in place: none has 1 MiB or more (in "

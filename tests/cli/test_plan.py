@@ -288,6 +288,8 @@ def what_is_offered_is_possible(tmp):
     for asked, word in ((long, "train.chunk"), (blocks, "host memory of")):
         changes = [c["change"] for c in ask(asked)[1]["changes"]]
         assert ask(follow(asked, next(c for c in changes if word in c)))[0], changes
+    for key in "memory.states", "memory.activations", "memory.base":
+        assert f"{key} = disk needs" in megatrain("plan", *args, "--set", f"{key}=disk", expect=2).stderr
 
 
 def two_parts_are_offered_together(tmp):
