@@ -8,11 +8,12 @@ from collections import namedtuple
 
 import numpy as np
 
-from .formats import Bad, alpaca, chat, sharegpt
+from .formats import CHATS, Bad, alpaca, chat, sharegpt
 
 # answers: the chosen and the rejected one, None: there is none. Strings; or chats, of which prompt is the beginning
 Answers = namedtuple("Answers", "prompt answers")
 FORMATS = ("preference", "rated")
+QUESTIONS = ("question", "query", "input", "problem", "context")  # what a prompt may be called
 
 
 def is_chat(value):
@@ -51,14 +52,29 @@ def of_parts(record, prompt, answers):
     return Answers(chat(prompt, record), [a and chat(prompt + a, record) for a in answers])
 
 
+def own_entry(record):
+    """The entry that a dataset_info.json would have for a record with the turns before its answers, and no prompt; else {}."""
+    key = next((k for k, _ in CHATS if record.get(k)), None)
+    if key is None or record.get("prompt") is not None or is_chat(record.get("chosen")):
+        return {}
+    return {"formatting": "alpaca"} if key == "instruction" else {"formatting": "sharegpt", "columns": {"messages": key}}
+
+
 def preference(record, entry):
+    entry = entry or own_entry(record)
     if entry:
         return ranked(record, entry)
-    prompt, chosen, rejected = split_prompt(record.get("prompt"), record.get("chosen"), record.get("rejected"))
+    prompt, chosen, rejected = record.get("prompt"), record.get("chosen"), record.get("rejected")
+    asked = next((k for k in QUESTIONS if isinstance(record.get(k), str) and record[k]), None)
+    if prompt is None and asked and not is_chat(chosen):
+        raise Bad(f'there is no "prompt", but "{asked}": name it by data.columns = instruction:{asked} (a turn of the chat template) or '
+                  f'prompt:{asked} (text as it stands)')
+    prompt, chosen, rejected = split_prompt(prompt, chosen, rejected)
     return of_parts(record, prompt, [chosen, rejected])
 
 
 def rated(record, entry):
+    entry = entry or own_entry(record)
     columns = entry.get("columns") or {}
     label = record.get(columns.get("kto_tag", "label"))
     if not isinstance(label, bool):

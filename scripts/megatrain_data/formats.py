@@ -24,8 +24,8 @@ SHAREGPT_ROLES = {
     "bing": "assistant", "bard": "assistant", "model": "assistant", "system": "system", "tool": "tool",
     "observation": "tool", "function_response": "tool", "function_call": "function_call",
 }
-BY_KEY = [("messages", "messages"), ("conversations", "sharegpt"), ("instruction", "alpaca"), ("input_ids", "input_ids"),
-          ("prompt", "prompt_completion"), ("text", "text")]
+CHATS = [("messages", "messages"), ("conversations", "sharegpt"), ("instruction", "alpaca")]
+BY_KEY = [*CHATS, ("input_ids", "input_ids"), ("prompt", "prompt_completion"), ("text", "text")]
 MARKS = ("train", "weight", "loss", "trainable", "loss_mask", "training")  # what a message says about being trained
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the same
 MASKS = ("loss_mask", "completion_mask", "assistant_masks")  # as src/data/samples.c
@@ -43,7 +43,7 @@ def detect(record):
         return "rollouts"
     if "rejected" in record:
         return "preference"
-    if "label" in record and "completion" in record:
+    if "label" in record and ("completion" in record or isinstance(record["label"], bool) and any(k in record for k, _ in CHATS)):
         return "rated"
     if "continuation" in record or "arguments" in record:
         return "requests"
@@ -58,9 +58,9 @@ def detect(record):
 
 def other(record, name):
     """The format by which a record with a preference can be trained on without one, or None."""
-    if name == "rated" and "prompt" in record:
-        return "prompt_completion"
-    return next((f for key, f in BY_KEY[:4] if name == "preference" and key in record), None)
+    if name == "rated" and "completion" in record:
+        return "prompt_completion" if "prompt" in record else None
+    return next((f for key, f in BY_KEY[:4] if name in ("preference", "rated") and key in record), None)
 
 
 def renamed(record, columns):

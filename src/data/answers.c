@@ -60,6 +60,16 @@ static size_t common_prompt(const char *a, const char *b)
     return n - (n && a[n - 1] == ' ');
 }
 
+/* What a pair without a "prompt" seems to call it, or NULL. */
+static const char *question_of(const cJSON *o)
+{
+    static const char *const names[] = {"question", "query", "input", "problem", "context"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
+        if (cJSON_IsString(mt_json_get(o, names[i])) && *mt_json_get(o, names[i])->valuestring)
+            return names[i];
+    return NULL;
+}
+
 static int read_pair(struct mt_sample_reader *r, const cJSON *o, size_t *first, const char *where, struct mt_err *err)
 {
     const cJSON *prompt = mt_json_get(o, "prompt"), *c = mt_json_get(o, "chosen"), *j = mt_json_get(o, "rejected");
@@ -71,6 +81,10 @@ static int read_pair(struct mt_sample_reader *r, const cJSON *o, size_t *first, 
                            "data.columns = rejected:..." : !c && j ? "%s: there is a \"rejected\", but no \"chosen\": name yours by "
                            "data.columns = chosen:..." : "%s: \"chosen\" and \"rejected\" must be strings, and \"prompt\" if there is one",
                            where);
+        const char *asked = prompt ? NULL : question_of(o);
+        if (asked)
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: there is no \"prompt\", but \"%s\": name it by data.columns = prompt:%s", where,
+                           asked, asked);
         size_t common = prompt ? 0 : common_prompt(c->valuestring, j->valuestring);
         chosen.prompt = rejected.prompt = prompt ? prompt->valuestring : c->valuestring;
         chosen.prompt_len = rejected.prompt_len = prompt ? strlen(prompt->valuestring) : common;

@@ -379,7 +379,11 @@ def refusals(tmp, model, data):
     with open(bad, "w") as f:
         f.write(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
         f.write(json.dumps({"prompt": "a", "chosen": "b", "rejected": 3}) + "\n")
-    for what, over in (("adapter.dropout", dict(adapter__kind="lora", adapter__dropout=0.1)), ("data.overlong", dict(data__overlong="split")),
+    asked = f"{tmp}/asked.jsonl"
+    with open(asked, "w") as f:
+        f.write(json.dumps({"question": "a", "chosen": "b", "rejected": "c"}) + "\n")
+    for what, over in (("prompt:question", dict(data=asked)),
+                       ("adapter.dropout", dict(adapter__kind="lora", adapter__dropout=0.1)), ("data.overlong", dict(data__overlong="split")),
                        ("preference.loss", dict(loss="kto_pair")), ("set it to sigmoid", dict(loss="off")), ("bad.jsonl:2", dict(data=bad)),
                        ("not chosen and rejected", dict(data=text)), ("data.seq_len", dict(data__seq_len=8)),
                        ("label_smoothing", dict(preference__label_smoothing=0.5)), ("eval.best_by", dict(eval__best_by="kl")),

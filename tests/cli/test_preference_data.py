@@ -80,6 +80,29 @@ def entries_of_llama_factory(tmp):
         assert got == want, name
     got, = show(tmp, model, f"{tmp}/dataset_info.json#rated", loss="apo_zero_unpaired")
     assert got["input_ids"] == want["input_ids"][:len(got["input_ids"])]
+    return model, want, got
+
+
+def records_with_turns_before_their_answers(tmp, model, pair, one):
+    """The same without a dataset_info.json: by the names alone."""
+    word, hot, off = ({"role": r, "content": c} for r, c in (("user", "find the word"), ("assistant", "hot"), ("assistant", "one")))
+    shared = [{"from": "human", "value": "find the word"}]
+    tokens = lambda shown: [(s["input_ids"], s["labels"]) for s in shown]
+    for record in ({"instruction": "find the word", "input": "", "chosen": "hot", "rejected": "one"},
+                   {"messages": [word], "chosen": hot, "rejected": off},
+                   {"conversations": shared, "chosen": {"from": "gpt", "value": "hot"}, "rejected": {"from": "gpt", "value": "one"}},
+                   {"messages": [word, off], "prompt": "find the word", "chosen": [word, hot], "rejected": [word, off]}):
+        assert tokens(show(tmp, model, lines(f"{tmp}/bare.jsonl", [record]))) == tokens([pair]), record
+    for record in ({"messages": [word, hot], "label": True}, {"instruction": "find the word", "output": "hot", "label": True},
+                   {"conversations": [*shared, {"from": "gpt", "value": "hot"}], "label": True}):
+        data = lines(f"{tmp}/bare.jsonl", [record])
+        assert tokens(show(tmp, model, data, loss="kto")) == tokens([one]), record
+        said = megatrain("data", "show", ini_of(tmp, model, data, loss="off"), expect=2).stderr  # not as if all were good
+        assert "set data.format = " in said and "kto" in said, said
+    asked = lines(f"{tmp}/bare.jsonl", [{"question": "find the word", "chosen": "hot", "rejected": "one"}])
+    said = megatrain("data", "show", ini_of(tmp, model, asked), expect=3).stderr
+    assert "data.columns = instruction:question" in said, said
+    assert tokens(show(tmp, model, asked, data__columns="instruction:question")) == tokens([pair])
 
 
 def it_trains_and_tells_what_is_left_out(tmp):
@@ -96,5 +119,5 @@ def it_trains_and_tells_what_is_left_out(tmp):
 
 with tempfile.TemporaryDirectory() as tmp:
     print(tokens_are_those_of_trl(tmp), "conversations")
-    entries_of_llama_factory(tmp)
+    records_with_turns_before_their_answers(tmp, *entries_of_llama_factory(tmp))
     it_trains_and_tells_what_is_left_out(tmp)
