@@ -235,20 +235,34 @@ static int open_teacher(struct mt_inputs *in, struct mt_err *err)
     return rc ? rc : mt_teacher_open(&in->teacher, &p, err);
 }
 
-/* Preferences need their objective, and it needs them. */
+/* The first file of rated answers, or NULL. */
+static const struct mt_data_source *rated_source(const mt_dataset *d)
+{
+    for (size_t i = 0; i < mt_dataset_n_sources(d); i++)
+        if (!strcmp(mt_dataset_source(d, i)->stats.format, "rated"))
+            return mt_dataset_source(d, i);
+    return NULL;
+}
+
+/* Preferences need their objective, and it needs them; of rated answers one that takes each alone. */
 static int check_answers(const struct mt_inputs *in, const mt_dataset *d, struct mt_err *err)
 {
     const char *loss = in->cfg->preference.loss;
     bool want = mt_objective_of(&in->numerics)->answers, are = d && mt_dataset_stats(d)->answers;
+    const struct mt_data_source *rated = are ? rated_source(d) : NULL;
+    if (want && rated && !mt_objective_of(&in->numerics)->rated)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "preference.loss = %s compares the two answers of a pair, and %s holds answers that "
+                       "are rated one by one: set it to kto or apo_zero_unpaired", loss, rated->path);
     if (!d || want == are)
         return 0;
     const struct mt_note *other = d ? mt_notes_find(mt_dataset_notes(d), "other") : NULL;
     if (are && other)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: set data.format = %s to train on what its samples have of that; their answers "
-                       "with a preference are trained by [preference] loss, which is %s", other->path, other->text, loss);
+                       "with a preference are trained by [preference] loss, which is %s: %s is one", other->path, other->text, loss,
+                       rated ? "kto" : "sigmoid");
     if (are)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: answers with a preference are trained by [preference] loss, which is %s: "
-                       "set it to sigmoid, say", mt_dataset_source(d, 0)->path, loss);
+                       "set it to %s, say", mt_dataset_source(d, 0)->path, loss, rated ? "kto" : "sigmoid");
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "preference.loss = %s: %s holds %s, not chosen and rejected answers "
                    "(data.format = preference) or rated ones (rated)", loss, mt_dataset_source(d, 0)->path,
                    mt_dataset_stats(d)->format);

@@ -379,10 +379,13 @@ def refusals(tmp, model, data):
     with open(bad, "w") as f:
         f.write(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
         f.write(json.dumps({"prompt": "a", "chosen": "b", "rejected": 3}) + "\n")
-    asked = f"{tmp}/asked.jsonl"
+    asked, rated = f"{tmp}/asked.jsonl", f"{tmp}/rated-alone.jsonl"
     with open(asked, "w") as f:
         f.write(json.dumps({"question": "a", "chosen": "b", "rejected": "c"}) + "\n")
-    for what, over in (("prompt:question", dict(data=asked)),
+    with open(rated, "w") as f:
+        f.writelines(json.dumps({"prompt": f"a {i}", "completion": "b", "label": i % 2 == 0}) + "\n" for i in range(20))
+    for what, over in (("prompt:question", dict(data=asked)), ("set it to kto", dict(data=rated)), ("set it to kto", dict(data=rated, loss="simpo")),
+                       ("set it to kto", dict(data=rated, loss="off")),
                        ("adapter.dropout", dict(adapter__kind="lora", adapter__dropout=0.1)), ("data.overlong", dict(data__overlong="split")),
                        ("preference.loss", dict(loss="kto_pair")), ("set it to sigmoid", dict(loss="off")), ("bad.jsonl:2", dict(data=bad)),
                        ("not chosen and rejected", dict(data=text)), ("data.seq_len", dict(data__seq_len=8)),
