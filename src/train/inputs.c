@@ -552,6 +552,8 @@ int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, const stru
     cfg->numerics.micro_batch = 1;
     cfg->numerics.chunk = 0;
     cfg->train.batch_size = (int64_t)n;
+    cfg->train.tokens_per_step = 0; /* a run's own, as its rows are */
+    cfg->numerics.groups = 1;
     if (cfg->placement.expert_group == MT_AUTO) /* units without rows are not loaded: the smaller, the more of them */
         cfg->placement.expert_group = 1;
     int rc = mt_inputs_freeze_all(cfg, "no training", err);

@@ -79,7 +79,7 @@ def a_policy_learns_from_its_own_texts(tmp, model, path):
     last = [m for m in metrics(os.path.join(tmp, "learnt")) if "loss" in m][-1]
     assert last["sampling/importance_sampling_ratio/mean"] == 1, last
     rows = generate(ini, path, "--seed", 5, "--max-tokens", 24, "--samples", 4, "--set", "policy.temperature=1", "--temperature", 3)
-    keys.update(train__steps=0, train__batch_size=0, data__train="")  # generation needs none of them
+    keys.update(train__steps=0, train__batch_size=0, train__tokens_per_step=64, train__groups=2, data__train="")  # of training alone
     again = generate(write_ini(ini, base(model, data, os.path.join(tmp, "learnt"), **keys)), path, "--seed", 5, "--max-tokens", 24, "--samples", 4)
     assert again == sampled and rows[0]["logprobs"] != again[0]["logprobs"]
 
