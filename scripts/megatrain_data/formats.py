@@ -269,6 +269,8 @@ def alpaca(record, columns):
             raise Bad('"history" must be a list of pairs of strings')
         messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
     parts = [text_of(record, col("prompt", "instruction")), text_of(record, col("query", "input"), "")]
+    if not columns and record.get("output") is None:
+        raise Bad('there is an "instruction", but no "output": name yours by data.columns = output:...')
     answer = text_of(record, col("response", "output"))
     messages += [{"role": "user", "content": "\n".join(p for p in parts if p)}, {"role": "assistant", "content": answer}]
     return chat(messages, record, tools=col("tools", "tools"), name="instruction", used=("system",))
