@@ -18,7 +18,7 @@
 
 /* config init: what model, data and machine say to the lines of a task (config_lines.c). */
 
-enum { LEAST_ROW = 256 };
+enum { LEAST_ROW = 256, USUAL_ROW = 2048 /* the lines' */ };
 
 /* Opens the data as the lines say, with other keys besides; *in is zero. */
 static int open_data(struct mt_inputs *in, struct mt_config **cfg, struct init_lines *f, const char *const *others,
@@ -61,13 +61,48 @@ static void choose_template(struct init_lines *f, const char *dir)
     init_set(f, "data.template", name, "the model has none; checkpoints get this one");
 }
 
+static bool has_weights(const char *dir)
+{
+    return file_holds(dir, "model.safetensors", NULL) || file_holds(dir, "model.safetensors.index.json", NULL);
+}
+
+/* Text trains from random weights where that is asked for, or where there are no others. */
+static void choose_start(struct init_lines *f, const char *dir, bool task_given)
+{
+    if (f->task->task != INIT_PRETRAIN || !has_weights(dir))
+        return;
+    init_set(f, "model.init", task_given ? "random" : "weights",
+             task_given ? "not the folder's; weights: goes on from them" : "goes on from the model's; random: starts over");
+    if (!task_given)
+        init_set(f, "train.learning_rate", "1e-5", "5e-6 to 2e-5 are usual for a trained model");
+}
+
 /* --- the data -------------------------------------------------------------------------------------- */
 
 struct counts {
     uint64_t n, tokens, longest;
     uint64_t p99;
-    bool text, pairs;
+    bool text, rated; /* rated: answers with a label, for other losses than pairs */
+    bool joined;      /* no chat template is used */
+    bool held;        /* a share of them is held out */
 };
+
+/* The share of n samples to hold out. */
+static double share_of(double n)
+{
+    return n < 2000 ? 0.1 : n < 20000 ? 0.05 : 0.02;
+}
+
+/* Of few samples a share may be none. Of text that is cut into rows these are not the samples of a run: not asked. */
+static int try_share(struct counts *c, const mt_dataset *d, struct mt_err *err)
+{
+    MT_CLOSED_BY(mt_split_finish) struct mt_split train = {0}, held_out = {0};
+    char share[32];
+    snprintf(share, sizeof(share), "%g%%", 100 * share_of((double)c->n));
+    int rc = c->text ? 0 : mt_dataset_split(d, share, &train, &held_out, err);
+    c->held = c->text || held_out.n;
+    return rc;
+}
 
 /* Whole samples: in rows as long as the model takes. */
 static int count_data(struct counts *c, struct init_lines *f, const struct mt_hf_config *hf, struct mt_err *err)
@@ -77,7 +112,8 @@ static int count_data(struct counts *c, struct init_lines *f, const struct mt_hf
     char len[64];
     long long most = hf->longest ? MT_MIN(hf->longest, hf->max_pos) : hf->max_pos;
     snprintf(len, sizeof(len), "data.seq_len=%lld", MT_MIN(most, 1LL << 20));
-    const char *const others[] = {len, "train.tokens_per_step=0", "train.batch_size=1", "data.max_untrained=100%", "data.eval=", NULL};
+    const char *any = f->task->task == INIT_DPO ? "preference.loss=kto" : NULL; /* which takes rated answers, too */
+    const char *const others[] = {len, "train.tokens_per_step=0", "train.batch_size=1", "data.max_untrained=100%", "data.eval=", any, NULL};
     int rc = open_data(&in, &cfg, f, others, err);
     const struct mt_dataset_stats *d = rc ? NULL : mt_dataset_stats(in.data);
     MT_FREED uint64_t *lens = rc ? NULL : mt_calloc(d->n_samples, sizeof(*lens));
@@ -88,8 +124,10 @@ static int count_data(struct counts *c, struct init_lines *f, const struct mt_hf
             lens[i] = mt_dataset_sample(in.data, i, NULL, NULL);
         mt_sort_u64(lens, d->n_samples);
         *c = (struct counts){.n = d->n_samples, .tokens = d->n_tokens, .longest = lens[d->n_samples - 1],
-                             .p99 = lens[d->n_samples * 99 / 100], .pairs = d->answers,
+                             .p99 = lens[d->n_samples * 99 / 100], .rated = !strcmp(d->format, "rated"),
                              .text = !strcmp(d->format, "text") || !strcmp(d->format, "plain text")};
+        c->joined = c->text || mt_notes_find(mt_dataset_notes(in.data), "joined");
+        rc = try_share(c, in.data, err);
     }
     return rc;
 }
@@ -141,7 +179,7 @@ static void choose_steps(struct init_lines *f, const struct counts *c, uint64_t 
     const double least = 60; /* updates of a run */
     double filled = (double)row * 0.97, rows = (double)c->tokens / filled;
     double n = c->text ? MT_MAX(rows, (double)c->n) : (double)c->n;
-    double held_out = n < 2000 ? 0.1 : n < 20000 ? 0.05 : 0.02;
+    double held_out = c->held ? share_of(n) : 0;
     rows *= 1 - held_out;
     double want = MT_MAX(updates_of(n), 1), share = rows / want;
     uint64_t each = (uint64_t)MT_MAX(share, 1);
@@ -158,9 +196,21 @@ static void choose_steps(struct init_lines *f, const struct counts *c, uint64_t 
     snprintf(value, sizeof(value), "%g", epochs);
     init_set(f, "train.epochs", value, "%.0f updates in all", epochs * updates);
     snprintf(value, sizeof(value), "%.0f", nice(epochs * updates / 8));
-    init_set(f, "eval.every", value, "steps; the best one's weights are kept");
+    init_set(f, "eval.every", value, c->held ? "steps; the best one's weights are kept" : "steps, where data.eval is set");
     snprintf(value, sizeof(value), "%g%%", 100 * held_out);
-    init_set(f, "data.eval", value, "held out: the same samples in every run");
+    init_set(f, "data.eval", c->held ? value : "", c->held ? "held out: the same samples in every run"
+                                                           : "too few samples to hold any out: name a file");
+}
+
+/* What the format of the data decides. */
+static void choose_by_format(struct init_lines *f, const struct counts *c, const char *data)
+{
+    if (c->joined && f->task->task != INIT_PRETRAIN)
+        init_set(f, "data.template", init_value(f, "data.template", "model"), "not used: strings are joined as they stand");
+    if (!c->rated)
+        return;
+    init_set(f, "data.train", data, "{\"prompt\", \"completion\", \"label\"} a line");
+    init_set(f, "preference.loss", "kto", "KTO, of rated answers; also apo_zero_unpaired");
 }
 
 /* Blocks of layers that each get some steps, in at least one round. */
@@ -202,19 +252,27 @@ static int count_for_task(struct counts *c, struct init_lines *f, bool given, co
     return rc;
 }
 
+/* The longest row that is a power of two, and that the model takes. */
+static uint64_t most_of_row(const struct mt_hf_config *hf)
+{
+    uint64_t most = 1;
+    while (most * 2 <= (uint64_t)(hf->longest ? MT_MIN(hf->longest, hf->max_pos) : hf->max_pos))
+        most *= 2;
+    return most;
+}
+
 static void look_at_data(struct init_lines *f, bool task_given, const struct mt_hf_config *hf, const char *data)
 {
     struct counts c;
     struct mt_err err;
+    uint64_t row, most = most_of_row(hf);
     if (count_for_task(&c, f, task_given, hf, &err)) {
         mt_warn("%s; the figures below are usual ones, not of these data", err.msg);
         return;
     }
-    uint64_t most = 1;
-    while (most * 2 <= (uint64_t)(hf->longest ? MT_MIN(hf->longest, hf->max_pos) : hf->max_pos))
-        most *= 2;
-    uint64_t row = choose_row(f, &c, most);
+    row = choose_row(f, &c, most);
     choose_steps(f, &c, row);
+    choose_by_format(f, &c, data);
     int64_t step = (int64_t)row;
     mt_parse_count(init_value(f, "train.tokens_per_step", ""), &step);
     if (f->task->task == INIT_BLOCKS)
@@ -319,6 +377,8 @@ static int cli_config_init(struct mt_str *out, const struct cli_args *args, stru
     if (!rc && here)
         rc = mt_hf_config_read(&hf, dir, err);
     if (!rc && here) {
+        if (most_of_row(&hf) < USUAL_ROW)
+            init_set_number(&f, "data.seq_len", most_of_row(&hf), "what the model takes; samples share rows");
         if (!init_value(&f, "data.template", NULL) && !init_value(&f, "data.tokenizer", NULL))
             choose_template(&f, dir);
         if (f.task->task == INIT_PRETRAIN)
@@ -327,6 +387,7 @@ static int cli_config_init(struct mt_str *out, const struct cli_args *args, stru
             init_set(&f, "model.base_dtype", "auto", "the model's files are packed already");
         if (data)
             look_at_data(&f, task != NULL, &hf, data);
+        choose_start(&f, dir, task != NULL);
     } else if (!rc && data && !here) {
         mt_warn("--data is counted in the tokens of a model: give --model with a folder, too");
     }

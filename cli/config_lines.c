@@ -16,8 +16,8 @@ static const struct init_task tasks[] = {
     {"sft", INIT_SFT, "Fine-tunes all parameters on conversations"},
     {"lora", INIT_LORA, "Trains adapters (LoRA) on conversations"},
     {"qlora", INIT_QLORA, "Trains adapters (LoRA) on a model in 4 bits (NF4), on conversations"},
-    {"dpo", INIT_DPO, "Trains adapters (LoRA) on preferences: chosen and rejected answers"},
-    {"pretrain", INIT_PRETRAIN, "Trains a model from random weights on text"},
+    {"dpo", INIT_DPO, "Trains adapters (LoRA) on preferences: pairs of answers, or rated ones"},
+    {"pretrain", INIT_PRETRAIN, "Trains all parameters on text"},
     {"blocks", INIT_BLOCKS, "Fine-tunes all layers on conversations, a few layers at a time (BAdam)"},
 };
 

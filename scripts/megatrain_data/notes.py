@@ -6,13 +6,13 @@ import unicodedata
 BYTES, TEXT = 3072, 400  # of a shard's header, and of one note
 SHOW = "look at it with: megatrain data show"
 PRINTS = "set data.template to one that prints it (built in: qwen3), or leave it out of the data"
-# level (w: a warning, i: worth knowing, y: said only by an error that it is the reason of), and the mend
+# level (w: a warning, i: worth knowing, y: for the program, which may say it), and the mend
 KINDS = {
     "refused": ("w", "such samples are left out, as many as data.max_untrained allows"),
     "unprinted": ("w", SHOW), "special": ("w", SHOW), "calls": ("w", PRINTS), "tools": ("w", PRINTS), "thoughts": ("w", PRINTS),
     "hollow": ("w", "the model learns to say nothing there; " + SHOW), "endless": ("w", "the model may not learn to stop"),
     "variables": ("w", ""), "undefined": ("w", "what it stands for is missing in the text"), "key": ("w", ""), "field": ("w", ""),
-    "file": ("w", ""), "dropped": ("i", ""), "roles": ("y", ""), "other": ("y", ""),
+    "file": ("w", ""), "dropped": ("i", ""), "roles": ("y", ""), "other": ("y", ""), "joined": ("y", ""),
 }
 
 

@@ -271,6 +271,8 @@ class Preparation:
         if rendered:
             with limits.bounded("tokenizing the end of a turn"):
                 self.note_template(w.notes)
+        elif name in ("prompt_completion", *answers.FORMATS):
+            w.notes.add("joined", "strings are joined as they stand, without a chat template")
         w.commit(name, shard.LINES if lines else shard.INDICES, flags)
         self.say({"event": "source", "path": path, "format": name, "samples": w.n_samples // (2 if items else 1), "tokens": w.n_tokens,
                   "seconds": time.monotonic() - t0})

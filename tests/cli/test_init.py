@@ -109,6 +109,25 @@ def the_template_is_the_model_s_or_one_that_its_tokenizer_knows():
     megatrain("check", ini, "--set", "device.kind=cpu")
 
 
+def what_is_printed_is_of_these_data():
+    """Rated answers get a loss that takes them, strings no template, few samples no share, text the model's own weights."""
+    rated = write(os.path.join(tmp, "rated.jsonl"), lambda r, q, a: {"prompt": q, "completion": a, "label": len(a) % 2 == 0}, 40)
+    ini = init(tmp, "rated", "--model", model, "--data", rated)
+    assert values(ini)["loss"] == "kto" and "not used" in open(ini).read(), open(ini).read()
+    said = megatrain("run", ini, "--set", "device.kind=cpu", "--max-steps", 2, cwd=tmp)
+    assert "warning" not in said.stderr, said.stderr
+    text = write(os.path.join(tmp, "few.jsonl"), lambda r, q, a: {"messages": [turn("user", q), turn("assistant", a)]}, 1)
+    ini = init(tmp, "few", "--model", model, "--data", text)
+    assert "\neval = " in open(ini).read() and "eval" not in values(ini), open(ini).read()
+    megatrain("check", ini, "--set", "device.kind=cpu")
+    text = files(tmp)[0]["pretrain"]
+    got = [values(init(tmp, "start", "--model", of, "--data", text, *task))["init"]
+           for of, task in ((model, ()), (model, ("--task", "pretrain")), (shape, ()))]
+    assert got == ["weights", "random", "random"], got
+    short = write_model(os.path.join(tmp, "short"), config("qwen3", max_position_embeddings=512))
+    assert values(init(tmp, "short", "--model", short))["seq_len"] == "512"  # with data that cannot be read, too
+
+
 def what_does_not_fit_gets_leaner_settings():
     big = write_model(os.path.join(tmp, "big"), config("qwen3", hidden_size=1024, intermediate_size=4096, num_hidden_layers=24,
                                                        vocab_size=32000))
@@ -185,7 +204,7 @@ with tempfile.TemporaryDirectory() as tmp:
                 json.dump({**of, "eos_token_id": end}, f)
     only = sys.argv[1:]
     for case in [each_task_trains_as_it_stands, rows_and_steps_follow_the_data,
-                 the_template_is_the_model_s_or_one_that_its_tokenizer_knows, what_does_not_fit_gets_leaner_settings,
+                 the_template_is_the_model_s_or_one_that_its_tokenizer_knows, what_is_printed_is_of_these_data, what_does_not_fit_gets_leaner_settings,
                  every_key_is_explained, mistakes_are_named, the_helper_s_packages_are_where_no_cleaner_looks]:
         if only and case.__name__ not in only:
             continue
