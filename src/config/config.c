@@ -94,8 +94,12 @@ static int apply_set(struct mt_config *cfg, const char *set, struct mt_err *err)
     const char *dot = strchr(set, '.'), *eq = strchr(set, '=');
     const struct mt_key *key;
     if (!dot || !eq || dot > eq || (size_t)(dot - set) >= sizeof(section) ||
-        (size_t)(eq - dot - 1) >= sizeof(name))
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--set %s: must be SECTION.KEY=VALUE", set);
+        (size_t)(eq - dot - 1) >= sizeof(name)) {
+        char there[256];
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(set, "="), set);
+        const char *synonym = mt_key_synonym(name, there, sizeof(there));
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--set %s: must be SECTION.KEY=VALUE%s", set, synonym ? synonym : "");
+    }
     snprintf(section, sizeof(section), "%.*s", (int)(dot - set), set);
     snprintf(name, sizeof(name), "%.*s", (int)(eq - dot - 1), dot + 1);
     return find_key(&key, section, name, "--set", err) ?: set_key(cfg, key, eq + 1, "--set", err);

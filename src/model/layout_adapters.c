@@ -336,7 +336,7 @@ static int check_learner(const struct mt_layout_builder *b, struct mt_err *err)
     if (!rc && l->cfg.moe.n_experts)
         rc = check_experts(b, err);
     rc = rc ?: check_whole(b, err)
-            ?: check_used(&s->targets, "targets", "q_proj and model.layers.0.mlp.*", err)
+            ?: check_used(&s->targets, "targets", "q_proj and model.layers.0.mlp.*; all-linear is every layer's attention and MLP", err)
             ?: check_used(&s->ranks, "rank_pattern", "q_proj:32", err)
             ?: check_used(&s->alphas, "alpha_pattern", "q_proj:32", err)
             ?: check_used(&s->train_also, "train_also", "lm_head and model.norm", err);

@@ -163,6 +163,32 @@ def every_key_is_explained():
     assert not [line for line in text.splitlines() if len(line) > 78]
 
 
+#: keys of axolotl's qlora-3 example, LLaMA-Factory's llama3_lora_sft, TRL's GRPO and DPO, and unsloth's notebooks
+RECIPES = ("base_model load_in_4bit datasets val_set_size output_dir adapter sequence_len sample_packing pad_to_sequence_len lora_r lora_alpha "
+           "lora_dropout lora_target_linear wandb_project gradient_accumulation_steps micro_batch_size num_epochs optimizer lr_scheduler "
+           "learning_rate bf16 tf32 gradient_checkpointing resume_from_checkpoint logging_steps flash_attention warmup_steps evals_per_epoch "
+           "saves_per_epoch weight_decay special_tokens model_name_or_path trust_remote_code stage finetuning_type lora_rank lora_target "
+           "template cutoff_len max_samples overwrite_cache preprocessing_num_workers dataloader_num_workers save_steps plot_loss "
+           "overwrite_output_dir save_only_model report_to per_device_train_batch_size num_train_epochs lr_scheduler_type warmup_ratio "
+           "val_size per_device_eval_batch_size eval_strategy eval_steps pref_beta pref_loss num_generations max_completion_length "
+           "temperature epsilon reward_funcs use_vllm loss_type beta label_smoothing max_seq_length r target_modules bias random_state "
+           "use_rslora loftq_config train_on_responses_only modules_to_save optim max_grad_norm seed save_total_limit").split()
+
+
+def other_trainers_names_lead_to_ours():
+    with open(os.path.join(data_env.ROOT, "src", "config", "synonyms.c")) as f:
+        table = re.findall(r'^    \{"([a-z0-9_|"\s]+)",\s', f.read().split("*key, *theirs")[0], re.M)
+    names = [n for row in table for n in re.sub(r'"\s+"', "", row).split("|")]
+    assert len(names) > 200 and len(set(names)) == len(names), sorted(names)
+    for name in names + RECIPES:
+        text = megatrain("config", "explain", name).stdout
+        ours = re.match(rf"{name}: here it is (\w+\.\w+)", text)
+        assert not ours or f"\n{ours.group(1)} = " in text, text  # what it is called is a key, and is explained
+    for value, words in (("optimizer.type=paged_adamw_8bit", "state_dtype = 8bit"), ("train.schedule=constant_with_warmup", "train.warmup"),
+                         ("lora_r=8", "here it is adapter.rank"), ("preference.loss=dpo", "sigmoid")):
+        assert words in megatrain("config", "init", "--set", value, expect=2).stderr, value
+
+
 def mistakes_are_named():
     for options, words in [(["--task", "rlhf"], "there are sft, lora, qlora, dpo, pretrain, blocks"),
                            (["--set", "train.epoch=1"], "did you mean \"epochs\"")]:
@@ -204,8 +230,9 @@ with tempfile.TemporaryDirectory() as tmp:
                 json.dump({**of, "eos_token_id": end}, f)
     only = sys.argv[1:]
     for case in [each_task_trains_as_it_stands, rows_and_steps_follow_the_data,
-                 the_template_is_the_model_s_or_one_that_its_tokenizer_knows, what_is_printed_is_of_these_data, what_does_not_fit_gets_leaner_settings,
-                 every_key_is_explained, mistakes_are_named, the_helper_s_packages_are_where_no_cleaner_looks]:
+                 the_template_is_the_model_s_or_one_that_its_tokenizer_knows, what_is_printed_is_of_these_data,
+                 what_does_not_fit_gets_leaner_settings,
+                 every_key_is_explained, other_trainers_names_lead_to_ours, mistakes_are_named, the_helper_s_packages_are_where_no_cleaner_looks]:
         if only and case.__name__ not in only:
             continue
         case()
