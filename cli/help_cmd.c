@@ -247,8 +247,9 @@ void cli_help_all(void)
         printf("  %-11s %s\n", c->name, c->help);
     printf("\nGlobal options\n");
     print_options(cli_global_options);
-    printf("\nmegatrain help COMMAND shows a command's options; megatrain config keys, all keys of\n"
-           "the configuration; megatrain help --man, the manual page with the exit codes.\n"
+    printf("\nmegatrain help COMMAND shows a command's options; megatrain help keys, all keys of the\n"
+           "configuration, and help KEY one of them, also by the name that another trainer has for\n"
+           "it; megatrain help --man, the manual page with the exit codes.\n"
            "\nmegatrain help TOPIC\n");
     for (size_t i = 0; i < MT_ARRAY_LEN(topics); i++)
         printf("  %-11s %s\n", topics[i].name, topics[i].title);
@@ -296,6 +297,19 @@ static void print_manual(void)
            "in any phase;\na step that a save cuts short is made again.\n.SH SEE ALSO\nmegatrain.ini(5), megatrain-cluster(7), megatrain-policy(7)\n");
 }
 
+/* All keys, or one by its name here or that of another trainer. */
+static int help_key(const char *name)
+{
+    MT_STR_FREED struct mt_str s = {0};
+    struct mt_err err;
+    if (!strcmp(name, "keys"))
+        mt_config_describe(&s, false);
+    else if (mt_config_explain(&s, name, &err))
+        return cli_usage("\"%s\" is no command, topic or key: see megatrain help", name);
+    fputs(s.p ? s.p : "", stdout);
+    return 0;
+}
+
 int cli_cmd_help(struct cli *, const struct cli_args *args, struct mt_err *)
 {
     const char *man = cli_arg(args, "man");
@@ -330,7 +344,5 @@ int cli_cmd_help(struct cli *, const struct cli_args *args, struct mt_err *)
             cli_help(c);
             return 0;
         }
-    fprintf(stderr, "megatrain: \"%s\" is neither a command nor a topic: see megatrain help\n",
-            args->operands[0]);
-    return EXIT_USAGE;
+    return help_key(args->operands[0]);
 }

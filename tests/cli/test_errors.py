@@ -437,7 +437,7 @@ def help_cases():
         assert shown.count("\n\n") == len(re.findall(r"^\.PP\n|(?<!\.PP\n)^\.nf\n", sections[name], re.M)) - 1 and shown[0] != "\n", name
     shown = megatrain("help", "environment").stdout.splitlines()
     assert [f"  {name:<22} {text}" for name, text in rows(sections["ENVIRONMENT"])] == [l for l in shown if l[:2] == "  "], shown
-    for word, says in (("nothing", "neither a command nor a topic"), ("--man=nothing", "--man=policy")):
+    for word, says in (("nothing", "no command, topic or key"), ("--man=nothing", "--man=policy")):
         assert says in megatrain("help", word, expect=2).stderr, word
 
 

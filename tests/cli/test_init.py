@@ -157,6 +157,8 @@ def every_key_is_explained():
     assert megatrain("config", "explain", "eval").stdout.count("eval.") >= 5  # a section
     said = megatrain("config", "explain", "train.micro_bach", expect=2)
     assert "did you mean train.micro_batch?" in said.stderr and not said.stdout, said.stderr
+    assert megatrain("help", "lora_alpha").stdout == megatrain("config", "explain", "lora_alpha").stdout
+    assert megatrain("help", "keys").stdout == megatrain("config", "keys").stdout
     text = megatrain("config", "init", "--all").stdout
     assert set(keys) <= {f"{s}.{k}" for s, body in re.findall(r"^\[(\w+)\]\n(.*?)(?=^\[|\Z)", text, re.M | re.S)
                          for k in re.findall(r"^(\w+) =", body, re.M)}
