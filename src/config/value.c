@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 
 #include "base/fs.h"
@@ -233,11 +234,13 @@ static void print_interval(const struct mt_key *, const void *field, struct mt_s
 
 static int parse_bool(const struct given *g, void *field)
 {
-    bool on = mt_choice_find("true|yes|on|1", g->text) >= 0;
-    if (!on && mt_choice_find("false|no|off|0", g->text) < 0)
-        return fail(g, "must be on or off");
-    *(bool *)field = on;
-    return 0;
+    static const char *const words[] = {"false", "true", "no", "yes", "off", "on", "0", "1"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(words); i++)
+        if (!strcasecmp(words[i], g->text)) {
+            *(bool *)field = i % 2;
+            return 0;
+        }
+    return fail(g, "must be on or off");
 }
 
 static void print_bool(const struct mt_key *, const void *field, struct mt_str *out)

@@ -189,6 +189,7 @@ def other_trainers_names_lead_to_ours():
     for value, words in (("optimizer.type=paged_adamw_8bit", "state_dtype = 8bit"), ("train.schedule=constant_with_warmup", "train.warmup"),
                          ("lora_r=8", "here it is adapter.rank"), ("preference.loss=dpo", "sigmoid")):
         assert words in megatrain("config", "init", "--set", value, expect=2).stderr, value
+    assert "\npacking = False" in megatrain("config", "init", "--set", "data.packing=False").stdout
 
 
 def mistakes_are_named():
