@@ -122,7 +122,8 @@ static const struct mt_key keys[] = {
     {"train", "tokens_per_step", MT_NUMERICS, MT_KEY_COUNT, AT(train.tokens_per_step), "", NULL, 0, 1e12, NULL,
      "Batch size in tokens, a multiple of data.seq_len. Set this or batch_size."},
     {"train", "batch_size", MT_NUMERICS, MT_KEY_COUNT, AT(train.batch_size), "", NULL, 0, 1e9, NULL,
-     "Batch size in sequences."},
+     "Batch size in sequences, which are rows: with data.packing each holds several samples, so that a number of samples "
+     "from another trainer makes far fewer steps here."},
     {"train", "micro_batch", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.micro_batch), "auto", NULL, 1, 1e6, NULL,
      "Sequences on the device at once. Changes the order of sums."},
     {"train", "chunk", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.chunk), "0", NULL, 0, 1 << 24, NULL,
@@ -140,7 +141,7 @@ static const struct mt_key keys[] = {
     {"train", "decay", MT_NUMERICS, MT_KEY_AMOUNT, AT(train.decay), "10%", NULL, 0, 1e15, NULL,
      "wsd: number of steps at the end, or share of all steps, over which the rate falls."},
     {"train", "min_lr_ratio", MT_NUMERICS, MT_KEY_REAL, AT(train.min_lr_ratio), "0.1", NULL, 0, 1, NULL,
-     "Lowest learning rate as a share of the peak."},
+     "Lowest learning rate as a share of the peak. Schedules of transformers, axolotl and LLaMA-Factory end at 0."},
     {"train", "grad_clip", MT_NUMERICS, MT_KEY_REAL, AT(numerics.grad_clip), "1.0", NULL, 0, 1e30, NULL,
      "Gradient norm above which gradients are scaled down; 0 = off."},
     {"train", "clip", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.clip), "global", MT_CLIP_NAMES, ANY, NULL,
