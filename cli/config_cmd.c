@@ -84,6 +84,7 @@ struct counts {
     uint64_t p99;
     bool text, rated; /* rated: answers with a label, for other losses than pairs */
     bool joined;      /* no chat template is used */
+    bool alone;       /* each has a row of its own */
     bool held;        /* a share of them is held out */
 };
 
@@ -126,6 +127,7 @@ static int count_data(struct counts *c, struct init_lines *f, const struct mt_hf
         *c = (struct counts){.n = d->n_samples, .tokens = d->n_tokens, .longest = lens[d->n_samples - 1],
                              .p99 = lens[d->n_samples * 99 / 100], .rated = !strcmp(d->format, "rated"),
                              .text = !strcmp(d->format, "text") || !strcmp(d->format, "plain text")};
+        c->alone = !cfg->data.packing;
         c->joined = c->text || mt_notes_find(mt_dataset_notes(in.data), "joined");
         rc = try_share(c, in.data, err);
     }
@@ -151,7 +153,9 @@ static uint64_t round_up_row(double tokens)
 /* Rows that hold the longest sample, unless they would be so long that few updates were left. */
 static uint64_t choose_row(struct init_lines *f, const struct counts *c, uint64_t most)
 {
-    char why[INIT_WIDTH] = "holds the longest sample; samples share rows";
+    const char *end = c->alone ? "" : "; samples share rows";
+    char why[INIT_WIDTH];
+    snprintf(why, sizeof(why), "holds the longest sample%s", end);
     uint64_t row = round_up_row((double)c->longest);
     double mean = (double)c->tokens / (double)c->n;
     if (c->text) {
@@ -160,7 +164,7 @@ static uint64_t choose_row(struct init_lines *f, const struct counts *c, uint64_
         snprintf(why, sizeof(why), "tokens of a row");
     } else if (row > 16 * mean && round_up_row((double)c->p99) < row) {
         row = MT_MAX(round_up_row((double)c->p99), round_up_row(8 * mean));
-        snprintf(why, sizeof(why), "holds all but the longest 1%%; samples share rows");
+        snprintf(why, sizeof(why), "holds all but the longest 1%%%s", end);
     }
     row = MT_MIN(row, most);
     init_set_number(f, "data.seq_len", row, why);
@@ -173,11 +177,17 @@ static double nice(double v)
     return MT_MAX(1, round(v / unit) * unit);
 }
 
+static double rows_of(const struct counts *c, uint64_t row)
+{
+    double filled = (double)c->tokens / ((double)row * 0.97);
+    return c->alone ? MT_MAX(filled, (double)c->n) : filled;
+}
+
 /* Rows of a step, epochs, and how often it is evaluated, from what the data are. */
 static void choose_steps(struct init_lines *f, const struct counts *c, uint64_t row)
 {
     const double least = 60; /* updates of a run */
-    double filled = (double)row * 0.97, rows = (double)c->tokens / filled;
+    double rows = rows_of(c, row);
     double n = c->text ? MT_MAX(rows, (double)c->n) : (double)c->n;
     double held_out = c->held ? share_of(n) : 0;
     rows *= 1 - held_out;
@@ -218,7 +228,7 @@ static void choose_blocks(struct init_lines *f, int64_t n_layers, const struct c
                           uint64_t step)
 {
     const double least = 10, most = 100; /* steps of a block */
-    double updates = epochs * (double)c->tokens / (double)row / 0.97 / ((double)step / (double)row);
+    double updates = epochs * rows_of(c, row) / ((double)step / (double)row);
     double blocks = MT_MIN(MT_MAX(floor(updates / least), 1), (double)n_layers);
     double steps = MT_MIN(floor(updates / blocks), most);
     char value[32];
@@ -378,7 +388,7 @@ static int cli_config_init(struct mt_str *out, const struct cli_args *args, stru
         rc = mt_hf_config_read(&hf, dir, err);
     if (!rc && here) {
         if (most_of_row(&hf) < USUAL_ROW)
-            init_set_number(&f, "data.seq_len", most_of_row(&hf), "what the model takes; samples share rows");
+            init_set_number(&f, "data.seq_len", most_of_row(&hf), "as much as the model takes");
         if (!init_value(&f, "data.template", NULL) && !init_value(&f, "data.tokenizer", NULL))
             choose_template(&f, dir);
         if (f.task->task == INIT_PRETRAIN)

@@ -143,7 +143,8 @@ int init_task_named(const struct init_task **out, const char *name, struct mt_er
         *out = &tasks[i];
         return 0;
     }
-    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--task \"%s\": there are %s", name, all.p ? all.p : "");
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--task \"%s\": there are %s; KTO, ORPO and others are dpo with another "
+                   "preference.loss, and GRPO and its kin have no task: megatrain help policy", name, all.p ? all.p : "");
 }
 
 static const struct cli_option set_option = {.name = "set", .arg = "SEC.KEY=VALUE"};

@@ -116,6 +116,11 @@ def what_is_printed_is_of_these_data():
     assert values(ini)["loss"] == "kto" and "not used" in open(ini).read(), open(ini).read()
     said = megatrain("run", ini, "--set", "device.kind=cpu", "--max-steps", 2, cwd=tmp)
     assert "warning" not in said.stderr, said.stderr
+    chat = files(tmp)[1]
+    ini = init(tmp, "alone", "--model", model, "--data", chat, "--set", "data.packing=off", "--set", "data.eval=10%")
+    said = int(re.search(r"(\d+) updates an epoch", open(ini).read()).group(1))
+    steps = int(re.search(r"(\d+) steps a pass", megatrain("data", "prepare", ini).stdout).group(1))
+    assert abs(steps / said - 1) < 0.1, (said, steps)
     text = write(os.path.join(tmp, "few.jsonl"), lambda r, q, a: {"messages": [turn("user", q), turn("assistant", a)]}, 1)
     ini = init(tmp, "few", "--model", model, "--data", text)
     assert "\neval = " in open(ini).read() and "eval" not in values(ini), open(ini).read()
@@ -193,7 +198,7 @@ def other_trainers_names_lead_to_ours():
 
 
 def mistakes_are_named():
-    for options, words in [(["--task", "rlhf"], "there are sft, lora, qlora, dpo, pretrain, blocks"),
+    for options, words in [(["--task", "rlhf"], "there are sft, lora, qlora, dpo, pretrain, blocks; KTO, ORPO"),
                            (["--set", "train.epoch=1"], "did you mean \"epochs\"")]:
         assert words in megatrain("config", "init", *options, expect=2).stderr
     said = megatrain("config", "init", "--model", model, "--data", os.path.join(tmp, "none.jsonl"))
