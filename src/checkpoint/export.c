@@ -361,7 +361,8 @@ static int open_source(struct exporter *x, const struct mt_export *e, struct mt_
 {
     bool adapter = mt_peft_is_folder(e->from);
     if (adapter && e->base_dtype)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s holds adapters: only a model can be packed", e->from);
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s holds adapters, and only a model can be packed: first "
+                       "megatrain export --merge, then --quantize of the folder that it writes", e->from);
     int rc = mt_checkpoint_verify_model(e->from, true, e->f32 && !e->base, err);
     if (!rc && adapter)
         return e->base ? open_merge(x, e, err) : open_adapter(x, e, err);

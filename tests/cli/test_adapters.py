@@ -88,6 +88,7 @@ def check_files(tmp, model, data, out):
     merged, plain = os.path.join(tmp, "merged"), os.path.join(tmp, "exported")
     megatrain("export", "--merge", "--dtype", "f32", checkpoint, merged)
     megatrain("export", checkpoint, plain)
+    assert "export --merge" in megatrain("export", checkpoint, plain + "-packed", "--quantize", "nf4", expect=2).stderr
     with_adapter = loss("--adapter", checkpoint)
     assert loss("--adapter", plain) == with_adapter == loss("--model", checkpoint)
     assert abs(loss("--model", merged) / with_adapter - 1) < 1e-6 < abs(loss() / with_adapter - 1)
