@@ -136,6 +136,17 @@ static const char *data_by_force(const struct learner *l, const char *diff, bool
     return buf;
 }
 
+/* Takes the line of a key out of a list of differences; whether it was there. */
+static bool drop_line(struct mt_str *diff, const char *key)
+{
+    char *at = diff->p ? strstr(diff->p, key) : NULL, *end = at ? strchr(at, '\n') : NULL;
+    if (!end)
+        return false;
+    memmove(at, end + 1, strlen(end + 1) + 1);
+    diff->len -= (size_t)(end + 1 - at);
+    return true;
+}
+
 static int check_resume(struct learner *l, struct mt_err *err)
 {
     MT_STR_FREED struct mt_str diff = {0}, grown = {0};
@@ -145,6 +156,8 @@ static int check_resume(struct learner *l, struct mt_err *err)
     int rc = mt_config_diff(l->cfg, l->state.config, &diff, &grown, err);
     if (!rc && grown.len)
         mt_warn("the run is longer than when it was saved, and the learning-rate schedule with it:\n%s", grown.p);
+    if (!rc && !other && !rounds && drop_line(&diff, "  data.train:"))
+        mt_info("data.train is elsewhere than when %s was made; the tokens are the same", l->resume);
     if (!rc)
         data_by_force(l, diff.len ? diff.p : "", other, data, sizeof(data));
     if (!rc && force && *data)
