@@ -150,20 +150,26 @@ static uint64_t round_up_row(double tokens)
     return row;
 }
 
+/* Beside a rated answer its row has its prompt with another one (KTO). */
+static double beside(const struct counts *c)
+{
+    return c->rated ? 2 : 1;
+}
+
 /* Rows that hold the longest sample, unless they would be so long that few updates were left. */
 static uint64_t choose_row(struct init_lines *f, const struct counts *c, uint64_t most)
 {
     const char *end = c->alone ? "" : "; samples share rows";
     char why[INIT_WIDTH];
     snprintf(why, sizeof(why), "holds the longest sample%s", end);
-    uint64_t row = round_up_row((double)c->longest);
-    double mean = (double)c->tokens / (double)c->n;
+    uint64_t row = round_up_row(beside(c) * (double)c->longest);
+    double mean = beside(c) * (double)c->tokens / (double)c->n;
     if (c->text) {
         for (row = LEAST_ROW; row * 2 <= MT_MIN(most, 4096ULL) && (double)c->tokens / (double)row > 1000; row *= 2)
             ;
         snprintf(why, sizeof(why), "tokens of a row");
-    } else if (row > 16 * mean && round_up_row((double)c->p99) < row) {
-        row = MT_MAX(round_up_row((double)c->p99), round_up_row(8 * mean));
+    } else if (row > 16 * mean && round_up_row(beside(c) * (double)c->p99) < row) {
+        row = MT_MAX(round_up_row(beside(c) * (double)c->p99), round_up_row(8 * mean));
         snprintf(why, sizeof(why), "holds all but the longest 1%%%s", end);
     }
     row = MT_MIN(row, most);
@@ -179,14 +185,14 @@ static double nice(double v)
 
 static double rows_of(const struct counts *c, uint64_t row)
 {
-    double filled = (double)c->tokens / ((double)row * 0.97);
+    double filled = beside(c) * (double)c->tokens / ((double)row * 0.97);
     return c->alone ? MT_MAX(filled, (double)c->n) : filled;
 }
 
 /* Rows of a step, epochs, and how often it is evaluated, from what the data are. */
 static void choose_steps(struct init_lines *f, const struct counts *c, uint64_t row)
 {
-    const double least = 60; /* updates of a run */
+    const double least = 60, few = 50, most_epochs = 10; /* least: updates of a run; it warns of fewer than few */
     double rows = rows_of(c, row);
     double n = c->text ? MT_MAX(rows, (double)c->n) : (double)c->n;
     double held_out = c->held ? share_of(n) : 0;
@@ -195,8 +201,10 @@ static void choose_steps(struct init_lines *f, const struct counts *c, uint64_t 
     uint64_t each = (uint64_t)MT_MAX(share, 1);
     if (share / (double)each > (double)(each + 1) / share) /* the nearer one by ratio */
         each++;
+    while (each > 1 && most_epochs * ceil(rows / (double)each) < few)
+        each--;
     double updates = MT_MAX(ceil(rows / (double)each), 1), epochs = n < 10000 && !c->text ? 3 : 1;
-    epochs = MT_MIN(MT_MAX(epochs, ceil(least / updates)), 10);
+    epochs = MT_MIN(MT_MAX(epochs, ceil(least / updates)), most_epochs);
     char why[INIT_WIDTH], value[32];
     snprintf(why, sizeof(why), "%llu row%s: some %.0f samples, %.0f updates an epoch", (unsigned long long)each, each > 1 ? "s" : "",
              (double)c->n / updates, updates);

@@ -111,11 +111,13 @@ def the_template_is_the_model_s_or_one_that_its_tokenizer_knows():
 
 def what_is_printed_is_of_these_data():
     """Rated answers get a loss that takes them, strings no template, few samples no share, text the model's own weights."""
-    rated = write(os.path.join(tmp, "rated.jsonl"), lambda r, q, a: {"prompt": q, "completion": a, "label": len(a) % 2 == 0}, 40)
+    rated = write(os.path.join(tmp, "rated.jsonl"), lambda r, q, a: {"prompt": q, "completion": a, "label": len(a) % 2 == 0}, 60)
     ini = init(tmp, "rated", "--model", model, "--data", rated)
     assert values(ini)["loss"] == "kto" and "not used" in open(ini).read(), open(ini).read()
     said = megatrain("run", ini, "--set", "device.kind=cpu", "--max-steps", 2, cwd=tmp)
-    assert "warning" not in said.stderr, said.stderr
+    steps, an_epoch = map(int, re.search(r"Steps +(\d+) .* (\d+) a pass over", said.stdout + said.stderr).groups())
+    assert f"{an_epoch} updates an epoch" in open(ini).read() and f"{steps} updates in all" in open(ini).read(), (said, open(ini).read())
+    assert steps < 50 or "warning" not in said.stderr, said.stderr
     chat = files(tmp)[1]
     ini = init(tmp, "alone", "--model", model, "--data", chat, "--set", "data.packing=off", "--set", "data.eval=10%")
     said = int(re.search(r"(\d+) updates an epoch", open(ini).read()).group(1))
