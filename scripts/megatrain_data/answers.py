@@ -73,12 +73,17 @@ def preference(record, entry):
     return of_parts(record, prompt, [chosen, rejected])
 
 
+def label_of(record, name):
+    """What a record says of its answer; a table of text has words."""
+    said = {"true": True, "1": True, "false": False, "0": False}.get(str(record.get(name)).lower())
+    if said is None:
+        raise Bad(f'"{name}" must be true or false')
+    return said
+
+
 def rated(record, entry):
     entry = entry or own_entry(record)
-    columns = entry.get("columns") or {}
-    label = record.get(columns.get("kto_tag", "label"))
-    if not isinstance(label, bool):
-        raise Bad(f'"{columns.get("kto_tag", "label")}" must be true or false')
+    label = label_of(record, (entry.get("columns") or {}).get("kto_tag", "label"))
     if entry:
         whole = of_entry(record, entry)
         sample = Answers(whole._replace(messages=whole.messages[:-1], flags=whole.flags[:-1]), [whole, None])

@@ -100,7 +100,8 @@ static int read_rated(struct mt_sample_reader *r, const cJSON *o, size_t *first,
 {
     const cJSON *prompt = mt_json_get(o, "prompt"), *c = mt_json_get(o, "completion"), *label = mt_json_get(o, "label");
     struct parts p = {.prompt_ids = mt_json_get(o, "prompt_ids"), .answer_ids = mt_json_get(o, "completion_ids")};
-    if (!cJSON_IsBool(label))
+    bool by_number = cJSON_IsNumber(label) && (label->valuedouble == 0 || label->valuedouble == 1);
+    if (!cJSON_IsBool(label) && !by_number)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"label\" must be true or false", where);
     if (!p.answer_ids) {
         if (!cJSON_IsString(prompt) || !cJSON_IsString(c))
@@ -110,7 +111,7 @@ static int read_rated(struct mt_sample_reader *r, const cJSON *o, size_t *first,
         p.answer = c->valuestring;
     }
     int rc = push_answer(r, &p, where, err);
-    *first = cJSON_IsTrue(label) ? r->n : 0;
+    *first = cJSON_IsTrue(label) || (by_number && label->valuedouble == 1) ? r->n : 0;
     return rc;
 }
 

@@ -122,7 +122,7 @@ def formats(tmp, model):
     """Strings with the byte tokenizer, with and without a prompt; rated answers; equal answers are left out."""
     pairs = [{"prompt": f"q{i}", "chosen": f" yes {i}", "rejected": f" no {i}"} for i in range(20)]
     implicit = [{"chosen": f"q{i} yes {i}", "rejected": f"q{i} no {i}"} for i in range(20)]
-    rated = [{"prompt": f"q{i} ", "completion": ("yes" if i % 3 else "no") + f" {i}", "label": i % 3 != 0} for i in range(30)]
+    rated = [{"prompt": f"q{i} ", "completion": ("yes" if i % 3 else "no") + f" {i}", "label": i % 3 != 0 if i % 2 else int(i % 3 != 0)} for i in range(30)]
     got = {}
     for name, rows in (("pairs", pairs + [dict(pairs[0], rejected=" yes 0")]), ("rated", rated), ("implicit", implicit)):
         with open(f"{tmp}/{name}.jsonl", "w") as f:

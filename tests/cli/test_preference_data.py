@@ -99,6 +99,15 @@ def records_with_turns_before_their_answers(tmp, model, pair, one):
         assert tokens(show(tmp, model, data, loss="kto")) == tokens([one]), record
         said = megatrain("data", "show", ini_of(tmp, model, data, loss="off"), expect=2).stderr  # not as if all were good
         assert "set data.format = " in said and "kto" in said, said
+    labelled = []  # a table has words for true and false, and programs write numbers
+    for name, words in (("words.csv", ("True", "False")), ("numbers.csv", ("1", "0")), ("numbers.jsonl", (1, 0))):
+        rows = [{"prompt": "find the word ", "completion": "hot", "label": words[i]} for i in range(2)]
+        lines(f"{tmp}/{name}", rows)
+        if name.endswith(".csv"):
+            with open(f"{tmp}/{name}", "w") as f:
+                f.writelines(",".join(r) + "\n" for r in [rows[0], *(r.values() for r in rows)])
+        labelled.append(tokens(show(tmp, model, f"{tmp}/{name}", loss="kto")))
+    assert labelled[0] == labelled[1] == labelled[2] and len(labelled[0]) == 2, labelled
     asked = lines(f"{tmp}/bare.jsonl", [{"question": "find the word", "chosen": "hot", "rejected": "one"}])
     said = megatrain("data", "show", ini_of(tmp, model, asked), expect=3).stderr
     assert "data.columns = instruction:question" in said, said
