@@ -269,7 +269,7 @@ def alpaca(record, columns):
             raise Bad('"history" must be a list of pairs of strings')
         messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
     parts = [text_of(record, col("prompt", "instruction")), text_of(record, col("query", "input"), "")]
-    if not columns and record.get("output") is None:
+    if not columns and "output" not in record:
         raise Bad('there is an "instruction", but no "output": name yours by data.columns = output:...')
     answer = text_of(record, col("response", "output"))
     messages += [{"role": "user", "content": "\n".join(p for p in parts if p)}, {"role": "assistant", "content": answer}]
@@ -282,7 +282,9 @@ def prompt_completion(record):
         return Pair(prompt, completion)
     if isinstance(prompt, list) and isinstance(completion, list):
         return chat(prompt + completion, record, [False] * len(prompt) + [None] * len(completion))
-    if completion is None:
+    if "prompt" not in record:
+        raise Bad('there is no "prompt": all samples of a file have the format of the first one, or data.format')
+    if "completion" not in record:
         raise Bad('there is a "prompt", but no "completion": name yours by data.columns = completion:...')
     raise Bad('"prompt" and "completion" must both be strings, or both be lists of messages')
 

@@ -32,9 +32,11 @@ static int read_prompt(struct mt_sample_reader *r, const cJSON *o, const char *w
     const cJSON *prompt = mt_json_get(o, "prompt"), *answer = mt_json_get(o, "completion");
     int rc = mt_sample_needs_bytes(r, where, err);
     if (!rc && (!cJSON_IsString(prompt) || !cJSON_IsString(answer)))
-        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, answer ? "%s: \"prompt\" and \"completion\" must be strings"
-                                                        : "%s: there is a \"prompt\", but no \"completion\": name yours by data.columns = "
-                                                          "completion:...", where);
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL,
+                     answer    ? "%s: \"prompt\" and \"completion\" must be strings"
+                     : !prompt ? "%s: there is no \"prompt\": all samples of a file have the format of the first one, or data.format"
+                               : "%s: there is a \"prompt\", but no \"completion\": name yours by data.columns = completion:...",
+                     where);
     return rc ?: mt_sample_push_text(r, prompt->valuestring, strlen(prompt->valuestring), answer->valuestring, err);
 }
 

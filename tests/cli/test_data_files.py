@@ -500,6 +500,7 @@ def errors_name_the_place_and_the_mend(tmp):
     bad(good + '{"messages": [{"content": "a"}]}\n', 3, "bad.jsonl:2", '"role"')
     bad(good + '[1]\n', 3, "bad.jsonl:2", "must be a JSON object")
     bad(good + '{"text": "a"}\n', 3, "bad.jsonl:2", "missing or empty")
+    bad('{"prompt": "a", "completion": "b"}\n' + good, 3, "bad.jsonl:2", 'no "prompt"', "format of the first one")
     bad('{"instruction": "a", "response": "b"}\n', 3, "bad.jsonl:1", 'no "output"', "data.columns = output:")
     for tokenizer in ("model", "byte"):
         bad('{"stuff": 1, "more": 2}\n', 3, "bad.jsonl:1", '"stuff", "more"', "instruction", "data.columns = instruction:", "or prompt:", data__tokenizer=tokenizer)
