@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/sort.h"
@@ -12,6 +13,7 @@
 #include "base/units.h"
 #include "cli.h"
 #include "config_lines.h"
+#include "data/text.h"
 #include "hf/hf_config.h"
 #include "plan_print.h"
 #include "train/inputs.h"
@@ -43,27 +45,42 @@ static bool file_holds(const char *dir, const char *name, const char *text)
            (!text || (!mt_read_file(path, &all, &len, NULL) && strstr(all, text)));
 }
 
-/* A model without a chat template gets the built-in one whose marks its tokenizer knows. */
+static bool has_weights(const char *dir)
+{
+    return file_holds(dir, "model.safetensors", NULL) || file_holds(dir, "model.safetensors.index.json", NULL);
+}
+
+static bool has_template(const char *dir)
+{
+    static const char *const files[] = {"tokenizer_config.json", "chat_template.json"};
+    bool found = file_holds(dir, "chat_template.jinja", NULL);
+    for (size_t i = 0; i < MT_ARRAY_LEN(files) && !found; i++) {
+        MT_JSON_FREED cJSON *o = NULL;
+        mt_json_read_file(&o, MT_PATH("%s/%s", dir, files[i]), MT_ERR_INPUT, NULL);
+        const cJSON *own = mt_json_get(o, "chat_template");
+        found = own && !cJSON_IsNull(own);
+    }
+    return found;
+}
+
+/* A model without a chat template gets the built-in one whose marks its tokenizer knows; a folder without weights and
+ * tokenizer, bytes. */
 static void choose_template(struct init_lines *f, const char *dir)
 {
     static const char *const known[][2] = {{"<|im_end|>", "chatml"}, {"<|eot_id|>", "llama3"}, {"<end_of_turn>", "gemma"},
                                            {"[/INST]", "mistral"}};
-    if (!file_holds(dir, "tokenizer.json", NULL)) {
-        init_set(f, "data.tokenizer", "byte", "the model's folder has no tokenizer.json");
+    if (!mt_text_has_tokenizer(dir) && !has_weights(dir)) {
+        init_set(f, "data.tokenizer", "byte", "the model's folder has no tokenizer");
+        init_set(f, "data.template", "chatml", "bytes have none; checkpoints get this one");
         return;
     }
-    if (file_holds(dir, "chat_template.jinja", NULL) || file_holds(dir, "tokenizer_config.json", "\"chat_template\""))
+    if (has_template(dir))
         return;
     const char *name = "alpaca";
     for (size_t i = MT_ARRAY_LEN(known); i-- > 0;)
         if (file_holds(dir, "tokenizer.json", known[i][0]))
             name = known[i][1];
     init_set(f, "data.template", name, "the model has none; checkpoints get this one");
-}
-
-static bool has_weights(const char *dir)
-{
-    return file_holds(dir, "model.safetensors", NULL) || file_holds(dir, "model.safetensors.index.json", NULL);
 }
 
 /* Text trains from random weights where that is asked for, or where there are no others. */

@@ -107,6 +107,21 @@ def the_template_is_the_model_s_or_one_that_its_tokenizer_knows():
     ini = init(tmp, "named", "--model", plain, "--data", chat)
     assert values(ini)["template"] == "chatml", open(ini).read()
     megatrain("check", ini, "--set", "device.kind=cpu")
+    with open(os.path.join(plain, "tokenizer_config.json")) as f:
+        of = json.load(f)
+    for name, own, want in [("tokenizer_config.json", {**of, "chat_template": None}, "chatml"),  # null is none
+                            ("chat_template.json", {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}, "model")]:
+        with open(os.path.join(plain, name), "w") as f:
+            json.dump(own, f)
+        assert values(init(tmp, "named", "--model", plain, "--data", chat))["template"] == want, name
+    os.remove(os.path.join(plain, "tokenizer.json"))
+    assert "tokenizer" not in values(init(tmp, "named", "--model", plain))  # never bytes for what was trained on other tokens
+    open(os.path.join(shape, "tiktoken.model"), "w").close()
+    assert "tokenizer" not in values(init(tmp, "named", "--model", shape))
+    os.remove(os.path.join(shape, "tiktoken.model"))
+    ini = init(tmp, "bytes", "--task", "sft", "--model", shape, "--data", chat, "--set", "model.init=random")
+    assert values(ini)["tokenizer"] == "byte", open(ini).read()
+    megatrain("check", ini, "--set", "device.kind=cpu")
 
 
 def what_is_printed_is_of_these_data():
