@@ -80,7 +80,7 @@ int mt_seal_read(const char *dir, struct mt_sealed *out, struct mt_err *err)
                        ? mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT,
                                  "%s is the folder of a run: name one of its checkpoints, such as %s", dir, seal)
                        : mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT,
-                                 "%s: holds no training state (megatrain/state.json)", dir);
+                                 mt_path_exists(dir) ? "%s: holds no training state (megatrain/state.json)" : "%s: no such folder", dir);
         }
     }
     rc = rc ?: read_seal(seal, name, want, err)

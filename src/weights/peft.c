@@ -21,7 +21,9 @@ bool mt_peft_is_folder(const char *dir)
 
 static int read_config(cJSON **out, const char *dir, struct mt_err *err)
 {
-    const char *path = MT_PATH("%s/" MT_PEFT_CONFIG, dir);
+    const char *path = MT_PATH("%s/" MT_PEFT_CONFIG, dir), *latest = MT_PATH("%s/latest", dir);
+    if (!mt_path_exists(path) && mt_path_exists(latest))
+        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is the folder of a run: name one of its checkpoints, such as %s", dir, latest);
     if (!mt_path_exists(path))
         return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is not an adapter's folder: it has no " MT_PEFT_CONFIG, dir);
     int rc = mt_json_read_file(out, path, MT_ERR_INPUT, err);

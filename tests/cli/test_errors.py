@@ -534,6 +534,8 @@ def checkpoint_cases(tmp, model, data):
     check("training without training data", ["run", alone, "--dry-run"], 2, "data.train")
     check("a run's folder as a model", ["sample", "--model", os.path.dirname(ck), "--prompt", "a"], 3, "is the folder of a run", "latest")
     check("a run's folder to export", ["export", os.path.dirname(ck), os.path.join(tmp, "no")], 3, "is the folder of a run", "latest")
+    check("a run's folder as adapters", ["eval", alone, "--adapter", os.path.dirname(ck)], 3, "is the folder of a run", "latest")
+    check("no such folder to resume from", ["run", again, "--resume=" + os.path.join(tmp, "none")], 7, "no such folder")
     check("a model without a tokenizer", ["sample", "--model", ck, "--prompt", "ab", "--max-tokens", "1"], 0, "has no tokenizer: using the bytes")
     check("--max-tokens beyond reason", ["sample", "--model", ck, "--max-tokens", "999999999999"], 2, "between 0 and 16777216")
     other = write_data(os.path.join(tmp, "other.jsonl"), seed=5)
