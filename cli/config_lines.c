@@ -218,7 +218,7 @@ void init_print(struct mt_str *out, struct init_lines *f)
     mt_str_printf(out, "; %s.\n", f->task->does);
     if (*f->data)
         mt_str_fold(out, "; ", f->data, INIT_WIDTH);
-    mt_str_printf(out, "; Next: megatrain check FILE, then megatrain run FILE\n");
+    mt_str_printf(out, "; Next: megatrain check FILE, then run FILE. Paths are from the file's folder.\n");
     for (size_t i = 0; i < MT_ARRAY_LEN(lines); i++) {
         if (!line_of(f, &lines[i], &value, &why))
             continue;

@@ -201,7 +201,7 @@ static void print_keys_manual(void)
     printf(".TH MEGATRAIN.INI 5 \"\" \"megatrain %s\" \"File Formats\"\n.SH NAME\nmegatrain.ini \\- configurations of "
            "megatrain\n.SH DESCRIPTION\nSections in brackets, one key a line. An unknown key is an error. Paths are relative to the "
            "file's folder. ${NAME} stands for an environment variable, ${NAME:\\-value} has a default. \\fBmegatrain config "
-           "init\\fR writes a file with every key.\n.SH KEYS\n.nf\n%s.fi\n.SH SEE ALSO\nmegatrain(1)\n",
+           "init\\fR writes a file for a task, with \\fB\\-\\-all\\fR every key.\n.SH KEYS\n.nf\n%s.fi\n.SH SEE ALSO\nmegatrain(1)\n",
            MT_VERSION, keys.p ? keys.p : "");
 }
 

@@ -50,7 +50,7 @@ def init(tmp, name, *options):
     text = megatrain("-q", "config", "init", *options, cwd=tmp).stdout
     path = os.path.join(tmp, name + ".ini")
     open(path, "w").write(text)
-    assert len(text.splitlines()) <= 40, (name, text)
+    assert len(text.splitlines()) <= 40 and "from the file's folder" in text, (name, text)
     assert not [line for line in text.splitlines() if len(line) > 78 and tmp not in line], (name, text)
     return path
 
