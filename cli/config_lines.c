@@ -101,6 +101,8 @@ static bool line_of(struct init_lines *f, const struct line *l, const char **val
     *value = l->value;
     *why = l->why;
     bool there = l->tasks & f->task->task;
+    if (!strcmp(l->section, "adapter") && strcmp(l->key, "kind") != 0 && init_value(f, "adapter.path", NULL))
+        there = false; /* adapters of a folder have their own */
     for (int i = 0; i < f->n && (there || !l->tasks); i++)
         if (!strcmp(f->set[i].key, key)) {
             *value = f->set[i].value;

@@ -146,6 +146,7 @@ def what_is_printed_is_of_these_data():
     got = [values(init(tmp, "start", "--model", of, "--data", text, *task))["init"]
            for of, task in ((model, ()), (model, ("--task", "pretrain")), (shape, ()))]
     assert got == ["weights", "random", "random"], got
+    assert "rank" not in values(init(tmp, "on", "--task", "lora", "--set", "adapter.path=earlier"))  # they have their own
     short = write_model(os.path.join(tmp, "short"), config("qwen3", max_position_embeddings=512))
     assert values(init(tmp, "short", "--model", short))["seq_len"] == "512"  # with data that cannot be read, too
 
