@@ -18,11 +18,19 @@ enum { LOOK_EVERY = 8, TOGETHER = 256 };
 
 /* --- prompts -------------------------------------------------------------------------------------- */
 
+/* Whether the conversation of a prompt ends with an answer. */
+static bool is_answered(const cJSON *o)
+{
+    const cJSON *turns = mt_json_get(o, "messages") ? mt_json_get(o, "messages") : mt_json_get(o, "prompt");
+    const cJSON *last = cJSON_IsArray(turns) ? cJSON_GetArrayItem(turns, cJSON_GetArraySize(turns) - 1) : NULL;
+    return !strcmp(mt_json_string(last, "role", ""), "assistant");
+}
+
 int cli_read_prompts(struct cli_generation *p, struct mt_err *err)
 {
     FILE *f = strcmp(p->file, "-") ? fopen(p->file, "re") : stdin;
     MT_FREED char *line = NULL;
-    size_t cap = 0, number = 0;
+    size_t cap = 0, number = 0, answered = 0, first = 0;
     int rc = f ? 0 : mt_fail(err, MT_ERR_INPUT, -errno, "cannot read %s: %s", p->file, strerror(errno));
     for (ssize_t n; !rc && (n = getline(&line, &cap, f)) >= 0;) {
         cJSON *o = NULL;
@@ -37,6 +45,8 @@ int cli_read_prompts(struct cli_generation *p, struct mt_err *err)
             cJSON_DeleteItemFromObjectCaseSensitive(o, "place");
             cJSON_AddStringToObject(o, "place", place);
         }
+        if (!rc && is_answered(o) && !answered++)
+            first = number;
         if (rc || !mt_json_append(p->prompts, o))
             cJSON_Delete(o);
     }
@@ -44,6 +54,9 @@ int cli_read_prompts(struct cli_generation *p, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_INPUT, -EIO, "cannot read %s", p->file);
     if (!rc && !p->prompts->child)
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s has no prompt", p->file);
+    if (!rc && answered)
+        mt_warn("%s: prompts that end with the assistant's turn: %zu, the first in line %zu; what is generated is one more turn behind it: "
+                "leave it out to have what is before it answered", p->file, answered, first);
     if (f && f != stdin)
         fclose(f);
     return rc;

@@ -151,6 +151,11 @@ def what_cannot_be_is_refused(tmp, model):
     assert "no tokenizer" in megatrain("generate", model, "--prompts", path, "--stop", "a", expect=2).stderr
     assert "--prompts" in megatrain("generate", model, expect=2).stderr
     assert "give one of them" in megatrain("generate", model, "--model", model, "--prompts", path, expect=2).stderr
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for turns, warns in ((chat, True), (chat[:1], False)):
+        args = "generate", model, "--prompts", prompts(tmp, [{"messages": chat[:1]}, {"messages": turns}]), "--template", "chatml", "--dry-run"
+        assert ("turn: 1, the first in line 2" in megatrain(*args).stderr) == warns, turns
+    path = prompts(tmp, [{"prompt_ids": [1]}])
     said = megatrain("generate", model, "--prompts", path, "--dry-run")
     assert "keys and values" in said.stdout + said.stderr
 
