@@ -180,7 +180,26 @@ static bool is_of_datasets(const char *path)
     return !strcmp(name, INFO) || !strcmp(name, "state.json") || !strcmp(name, "dataset_dict.json");
 }
 
-/* Says by which pattern the files of a folder are named: those of the kind that it has most of. */
+/* Of a folder that has files to train on and others, the former, by commas; else "". */
+static void name_split(struct mt_str *out, const char *path)
+{
+    struct sets sets = {0};
+    glob_t g;
+    size_t others = 0;
+    int rc = list(&g, path) ?: choose(&sets, &g);
+    for (size_t i = 0; i < g.gl_pathc; i++)
+        others += holds_samples(g.gl_pathv[i]) && is_held_out(g.gl_pathv[i]);
+    for (size_t i = 0; i < sets.n; i++) {
+        if (!rc && others)
+            mt_str_printf(out, "%s%s", i ? ", " : "", sets.p[i]);
+        free(sets.p[i]);
+    }
+    free(sets.p);
+    globfree(&g);
+}
+
+/* Says by which pattern the files of a folder are named: those of the kind that it has most of, without any that are to
+ * be evaluated on. */
 static int is_folder(const struct mt_source_list *l, const char *path, struct mt_err *err)
 {
     static const char *const kinds[] = {"jsonl", "json", "parquet", "arrow", "csv", "tsv", "ndjson", "txt", "jsonl.gz", "json.gz",
@@ -195,6 +214,10 @@ static int is_folder(const struct mt_source_list *l, const char *path, struct mt
         }
     for (size_t i = 1; i < MT_ARRAY_LEN(kinds); i++)
         most = n[i] > n[most] ? i : most;
+    MT_STR_FREED struct mt_str split = {0};
+    name_split(&split, path);
+    if (split.len && !split.failed)
+        return mt_fail(err, MT_ERR_INPUT, -EISDIR, "%s: %s is a folder: name its files, %s", l->key, path, split.p);
     return n[most] ? mt_fail(err, MT_ERR_INPUT, -EISDIR, "%s: %s is a folder: name its files, %s/*.%s", l->key, path, path, kinds[most])
                    : mt_fail(err, MT_ERR_INPUT, -EISDIR, "%s: %s is a folder, without data files right in it: name files, such as %s/*/*.jsonl",
                              l->key, path, path);

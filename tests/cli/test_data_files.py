@@ -395,6 +395,11 @@ def folders_and_other_formats_are_named_by_what_would_do(tmp):
     lines(os.path.join(folder, "empty", "x.md"), [])
     fails(tmp, model, folder, 3, f"data.train: {folder} is a folder: name its files, {folder}/*.arrow")
     fails(tmp, model, os.path.join(folder, "empty"), 3, "is a folder, without data files")
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):  # a data set's, copied from the hub
+        os.makedirs(os.path.join(tmp, "set", "data"), exist_ok=True)
+        open(os.path.join(tmp, "set", "data", name + ".parquet"), "w").close()
+    for of in (os.path.join(tmp, "set"), os.path.join(tmp, "set", "data")):
+        fails(tmp, model, of, 3, f"is a folder: name its files, {tmp}/set/data/train-*.parquet")
     fails(tmp, model, os.path.join(folder, "dataset_info.json"), 3, "lists no files", f"{folder}/*.arrow")
     os.rename(os.path.join(folder, "empty"), os.path.join(tmp, "elsewhere"))
     assert len(show(tmp, model, folder + "/*")) == 3
