@@ -125,14 +125,24 @@ const char *mt_choice_name(char buf[MT_CHOICE_NAME], const char *choices, int i)
     return buf;
 }
 
-int mt_choice_find(const char *choices, const char *name)
+static int find(const char *choices, const char *name, int (*compare)(const char *, const char *, size_t))
 {
     size_t n = strlen(name);
     for (int i = 0; choices && *choices; i++) {
         size_t len = strcspn(choices, "|");
-        if (len == n && !memcmp(choices, name, n))
+        if (len == n && !compare(choices, name, n))
             return i;
         choices += len + (choices[len] == '|');
     }
     return -1;
+}
+
+int mt_choice_find(const char *choices, const char *name)
+{
+    return find(choices, name, strncmp);
+}
+
+int mt_choice_find_any_case(const char *choices, const char *name)
+{
+    return find(choices, name, strncasecmp);
 }

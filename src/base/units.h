@@ -17,6 +17,8 @@ enum { MT_CHOICE_NAME = 32 };
 const char *mt_choice_name(char buf[MT_CHOICE_NAME], const char *choices, int i);
 /** The number of a name; -1: it is none of them, or choices is NULL. */
 int mt_choice_find(const char *choices, const char *name);
+/** The same with upper and lower case alike. */
+int mt_choice_find_any_case(const char *choices, const char *name);
 
 /** "1e-5" */
 bool mt_parse_real(const char *text, double *out);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "config/synonyms.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
 #include "base/mem.h"
+#include "base/units.h"
 #include "config/schema.h"
 
 /* Names by bars, of transformers, PEFT, TRL, axolotl, LLaMA-Factory and unsloth. */
@@ -186,17 +186,6 @@ static const struct {
     {"format", "instruction", "alpaca"},
 };
 
-/* Whether a name is one of those between the bars. */
-static bool is_among(const char *names, const char *name)
-{
-    for (size_t len; *names; names += len + (names[len] == '|')) {
-        len = strcspn(names, "|");
-        if (len == strlen(name) && !strncasecmp(names, name, len))
-            return true;
-    }
-    return false;
-}
-
 const char *mt_value_synonym(const char *key, const char *value)
 {
     for (size_t i = 0; i < MT_ARRAY_LEN(values); i++)
@@ -210,21 +199,18 @@ const char *mt_key_synonym(const char *name, char *buf, unsigned long len)
     const char *here = NULL;
     char other[128];
     for (size_t i = 0; i < MT_ARRAY_LEN(missing); i++)
-        if (is_among(missing[i].theirs, name)) {
+        if (mt_choice_find_any_case(missing[i].theirs, name) >= 0) {
             snprintf(buf, len, ": %s", missing[i].what);
             return buf;
         }
     for (size_t i = 0; i < MT_ARRAY_LEN(synonyms) && !here; i++)
-        if (is_among(synonyms[i].theirs, name))
+        if (mt_choice_find_any_case(synonyms[i].theirs, name) >= 0)
             here = synonyms[i].here;
     size_t n_other = 0; /* sections with a key of that name; "kind" and "steps" mean another thing in each */
     for (size_t i = 0; i < mt_n_keys() && !here; i++)
         if (!strcasecmp(mt_key_at(i)->name, name) && !n_other++)
             snprintf(other, sizeof(other), "%s.%s", mt_key_at(i)->section, mt_key_at(i)->name);
-    static const char *const vague[] = {"kind", "type", "steps", "every", "path", "format"};
-    for (size_t i = 0; i < MT_ARRAY_LEN(vague); i++)
-        n_other += !strcasecmp(vague[i], name) ? 2 : 0;
-    if (!here && n_other == 1)
+    if (!here && n_other == 1 && mt_choice_find_any_case("kind|type|steps|every|path|format", name) < 0)
         here = other;
     if (!here)
         return NULL;

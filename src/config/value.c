@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/stat.h>
 
 #include "base/fs.h"
@@ -234,13 +233,11 @@ static void print_interval(const struct mt_key *, const void *field, struct mt_s
 
 static int parse_bool(const struct given *g, void *field)
 {
-    static const char *const words[] = {"false", "true", "no", "yes", "off", "on", "0", "1"};
-    for (size_t i = 0; i < MT_ARRAY_LEN(words); i++)
-        if (!strcasecmp(words[i], g->text)) {
-            *(bool *)field = i % 2;
-            return 0;
-        }
-    return fail(g, "must be on or off");
+    int i = mt_choice_find_any_case("false|true|no|yes|off|on|0|1", g->text);
+    if (i < 0)
+        return fail(g, "must be on or off");
+    *(bool *)field = i % 2;
+    return 0;
 }
 
 static void print_bool(const struct mt_key *, const void *field, struct mt_str *out)
