@@ -19,6 +19,9 @@ enum {
     EXIT_REQUEUE = 75,
 };
 
+/** Runs of fewer updates are warned of. */
+enum { CLI_FEW_UPDATES = 50 };
+
 /** Upper bound of an option that has none. */
 #define CLI_NO_LIMIT 1e18
 

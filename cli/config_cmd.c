@@ -122,14 +122,19 @@ static int try_share(struct counts *c, const mt_dataset *d, struct mt_err *err)
     return rc;
 }
 
+/* Tokens of the longest row that the model takes. */
+static int64_t longest_row(const struct mt_hf_config *hf)
+{
+    return hf->longest ? MT_MIN(hf->longest, hf->max_pos) : hf->max_pos;
+}
+
 /* Whole samples: in rows as long as the model takes. */
 static int count_data(struct counts *c, struct init_lines *f, const struct mt_hf_config *hf, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
     MT_CLOSED_BY(mt_inputs_finish) struct mt_inputs in = {0};
     char len[64];
-    long long most = hf->longest ? MT_MIN(hf->longest, hf->max_pos) : hf->max_pos;
-    snprintf(len, sizeof(len), "data.seq_len=%lld", MT_MIN(most, 1LL << 20));
+    snprintf(len, sizeof(len), "data.seq_len=%lld", MT_MIN((long long)longest_row(hf), 1LL << 20));
     const char *any = f->task->task == INIT_DPO ? "preference.loss=kto" : NULL; /* which takes rated answers, too */
     const char *const others[] = {len, "train.tokens_per_step=0", "train.batch_size=1", "data.max_untrained=100%", "data.eval=", any, NULL};
     int rc = open_data(&in, &cfg, f, others, err);
@@ -179,14 +184,14 @@ static uint64_t choose_row(struct init_lines *f, const struct counts *c, uint64_
     const char *end = c->alone ? "" : "; samples share rows";
     char why[INIT_WIDTH];
     snprintf(why, sizeof(why), "holds the longest sample%s", end);
-    uint64_t row = round_up_row(beside(c) * (double)c->longest);
+    uint64_t row = round_up_row(beside(c) * (double)c->longest), nearly = round_up_row(beside(c) * (double)c->p99);
     double mean = beside(c) * (double)c->tokens / (double)c->n;
     if (c->text) {
         for (row = LEAST_ROW; row * 2 <= MT_MIN(most, 4096ULL) && (double)c->tokens / (double)row > 1000; row *= 2)
             ;
         snprintf(why, sizeof(why), "tokens of a row");
-    } else if (row > 16 * mean && round_up_row(beside(c) * (double)c->p99) < row) {
-        row = MT_MAX(round_up_row(beside(c) * (double)c->p99), round_up_row(8 * mean));
+    } else if (row > 16 * mean && nearly < row) {
+        row = MT_MAX(nearly, round_up_row(8 * mean));
         snprintf(why, sizeof(why), "holds all but the longest 1%%%s", end);
     }
     row = MT_MIN(row, most);
@@ -209,7 +214,7 @@ static double rows_of(const struct counts *c, uint64_t row)
 /* Rows of a step, epochs, and how often it is evaluated, from what the data are. */
 static void choose_steps(struct init_lines *f, const struct counts *c, uint64_t row)
 {
-    const double least = 60, few = 50, most_epochs = 10; /* least: updates of a run; it warns of fewer than few */
+    const double least = 60, most_epochs = 10; /* least: updates of a run */
     double rows = rows_of(c, row);
     double n = c->text ? MT_MAX(rows, (double)c->n) : (double)c->n;
     double held_out = c->held ? share_of(n) : 0;
@@ -218,7 +223,7 @@ static void choose_steps(struct init_lines *f, const struct counts *c, uint64_t 
     uint64_t each = (uint64_t)MT_MAX(share, 1);
     if (share / (double)each > (double)(each + 1) / share) /* the nearer one by ratio */
         each++;
-    while (each > 1 && most_epochs * ceil(rows / (double)each) < few)
+    while (each > 1 && most_epochs * ceil(rows / (double)each) < CLI_FEW_UPDATES)
         each--;
     double updates = MT_MAX(ceil(rows / (double)each), 1), epochs = n < 10000 && !c->text ? 3 : 1;
     epochs = MT_MIN(MT_MAX(epochs, ceil(least / updates)), most_epochs);
@@ -291,7 +296,7 @@ static int count_for_task(struct counts *c, struct init_lines *f, bool given, co
 static uint64_t most_of_row(const struct mt_hf_config *hf)
 {
     uint64_t most = 1;
-    while (most * 2 <= (uint64_t)(hf->longest ? MT_MIN(hf->longest, hf->max_pos) : hf->max_pos))
+    while (most * 2 <= (uint64_t)longest_row(hf))
         most *= 2;
     return most;
 }

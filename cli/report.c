@@ -91,12 +91,12 @@ const char *cli_active_params(char *buf, size_t len, const struct mt_layout *l)
 /* Warns where the data, as the steps divide them, give few updates, and says which step would give enough. */
 static void warn_of_few_steps(const struct mt_inputs *in, uint64_t rows)
 {
-    enum { FEW = 50, ENOUGH = 100 };
+    enum { ENOUGH = 100 };
     const struct mt_config *c = in->cfg;
     uint64_t filled = mt_sampler_stats(in->sampler)->rows_per_epoch, steps = in->total_steps;
     uint64_t len = (uint64_t)c->numerics.seq_len;
     bool whole = filled < rows, by_rows = c->train.batch_size > 0;
-    if (mt_objective_of(&in->numerics)->rollouts || (!whole && (c->train.steps || steps >= FEW)))
+    if (mt_objective_of(&in->numerics)->rollouts || (!whole && (c->train.steps || steps >= CLI_FEW_UPDATES)))
         return; /* a policy's rollouts are those of a round, and meant to be trained at once */
     uint64_t pass = MT_MAX(MT_MIN(filled, rows), UINT64_C(1)), better = MT_MAX(steps * pass / ENOUGH, UINT64_C(1));
     char what[200], mend[120] = "";
