@@ -96,12 +96,20 @@ static int read_pair(struct mt_sample_reader *r, const cJSON *o, size_t *first, 
     return rc ?: push_answer(r, &rejected, where, err);
 }
 
+/* 1 or 0, also as a number; -1: it is no label. */
+static int value_of(const cJSON *label)
+{
+    if (cJSON_IsNumber(label) && (label->valuedouble == 0 || label->valuedouble == 1))
+        return label->valuedouble == 1;
+    return cJSON_IsBool(label) ? cJSON_IsTrue(label) : -1;
+}
+
 static int read_rated(struct mt_sample_reader *r, const cJSON *o, size_t *first, const char *where, struct mt_err *err)
 {
     const cJSON *prompt = mt_json_get(o, "prompt"), *c = mt_json_get(o, "completion"), *label = mt_json_get(o, "label");
     struct parts p = {.prompt_ids = mt_json_get(o, "prompt_ids"), .answer_ids = mt_json_get(o, "completion_ids")};
-    bool by_number = cJSON_IsNumber(label) && (label->valuedouble == 0 || label->valuedouble == 1);
-    if (!cJSON_IsBool(label) && !by_number)
+    int good = value_of(label);
+    if (good < 0)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"label\" must be true or false", where);
     if (!p.answer_ids) {
         if (!cJSON_IsString(prompt) || !cJSON_IsString(c))
@@ -111,7 +119,7 @@ static int read_rated(struct mt_sample_reader *r, const cJSON *o, size_t *first,
         p.answer = c->valuestring;
     }
     int rc = push_answer(r, &p, where, err);
-    *first = cJSON_IsTrue(label) || (by_number && label->valuedouble == 1) ? r->n : 0;
+    *first = good ? r->n : 0;
     return rc;
 }
 
