@@ -170,11 +170,19 @@ static int keep_block(void *ctx, struct mt_layout **layout, struct mt_layout **h
     return 0;
 }
 
-int plan_view_keep_blocks(struct plan_view *v, struct mt_err *err)
+/* Calls it for each block that is trained. */
+static int each_block(struct plan_view *v,
+                      int (*fits)(void *, struct mt_layout **, struct mt_layout **, struct mt_err *),
+                      struct mt_err *err)
 {
     const uint64_t steps = (uint64_t)v->cfg->train.steps;
-    const struct mt_plan_blocks blocks = {{v->cfg, &v->hf, v->model_dir, NULL}, v->layout, steps, keep_block, v};
-    int rc = v->request.train ? mt_plan_check_blocks(&blocks, err) : 0;
+    const struct mt_plan_blocks blocks = {{v->cfg, &v->hf, v->model_dir, NULL}, v->layout, steps, fits, v};
+    return v->request.train ? mt_plan_check_blocks(&blocks, err) : 0;
+}
+
+int plan_view_keep_blocks(struct plan_view *v, struct mt_err *err)
+{
+    int rc = each_block(v, keep_block, err);
     v->request.also = v->blocks;
     v->request.n_also = v->n_blocks;
     return rc;
@@ -190,10 +198,7 @@ int plan_view_needs_rates(const struct plan_view *v, struct mt_err *err)
 
 int plan_view_resolve(struct plan_view *v, struct mt_err *err)
 {
-    const uint64_t steps = (uint64_t)v->cfg->train.steps;
-    const struct mt_plan_blocks blocks = {{v->cfg, &v->hf, v->model_dir, NULL}, v->layout, steps, try_block, v};
-    int rc = resolve(&v->choice, v, &v->request, err);
-    return rc || !v->request.train ? rc : mt_plan_check_blocks(&blocks, err);
+    return resolve(&v->choice, v, &v->request, err) ?: each_block(v, try_block, err);
 }
 
 int plan_read_machine(struct mt_machine *out, const struct cli_args *args, struct mt_err *err)

@@ -300,8 +300,10 @@ int cli_give_rewards(const struct mt_config *cfg, const char *from, const char *
 static bool is_there(const char *command)
 {
     MT_FREED char *word = strndup(command, strcspn(command, " \t"));
-    MT_FREED char *found = word && !strchr(word, '/') ? mt_find_program(word, false) : NULL;
-    return found || (word && strchr(word, '/') && !access(word, X_OK));
+    if (word && strchr(word, '/'))
+        return !access(word, X_OK);
+    MT_FREED char *found = word ? mt_find_program(word, false) : NULL;
+    return found;
 }
 
 int cli_check_rewards(const struct mt_config *cfg, const char *file, const cJSON *prompts, struct mt_err *err)

@@ -123,9 +123,8 @@ static void measure_units(const struct tiers *t)
 static size_t aligned_bytes(const struct tiers *t, mt_plane_bits kinds)
 {
     size_t sum = 0;
-    for (int k = 0; k < MT_N_PLANES; k++)
-        if (kinds >> k & 1)
-            sum += mt_plane_desc_bytes(&t->desc[k], t->plan->program.piece_align);
+    while (kinds)
+        sum += mt_plane_desc_bytes(&t->desc[take(&kinds)], t->plan->program.piece_align);
     return sum;
 }
 
