@@ -25,11 +25,11 @@ SHAPES = {  # hidden, ffn, layers, heads, key heads, vocabulary; parameters in 1
 }
 
 
-def shape_json(tmp, name):
+def shape_json(tmp, name, layers=None):
     h, f, n, heads, kv, vocab, _ = SHAPES[name]
-    path = os.path.join(tmp, name + ".json")
+    path = os.path.join(tmp, f"{name}-{layers or n}.json")
     with open(path, "w") as out:
-        json.dump(config("llama", hidden_size=h, intermediate_size=f, num_hidden_layers=n, num_attention_heads=heads,
+        json.dump(config("llama", hidden_size=h, intermediate_size=f, num_hidden_layers=layers or n, num_attention_heads=heads,
                          num_key_value_heads=kv, vocab_size=vocab, head_dim=128, max_position_embeddings=131072), out)
     return path
 
@@ -263,10 +263,7 @@ def ask(args):
 def what_is_needed_is_enough(tmp):
     """A budget of the size that a refusal names is: of the device with its libraries' part, and of the host where the base
     cannot be read in place, or updates under backward need less."""
-    layers = os.path.join(tmp, "nine.json")
-    with open(layers, "w") as out:
-        json.dump({**json.load(open(shape_json(tmp, "8b"))), "num_hidden_layers": 9}, out)
-    args = ("--machine", "rtx4090", "--model", layers, "--seq-len", "2048", "--tokens-per-step", "8Ki")
+    args = ("--machine", "rtx4090", "--model", shape_json(tmp, "8b", 9), "--seq-len", "2048", "--tokens-per-step", "8Ki")
     for more, key in ((("--gpu-mem", "3GiB"), "memory.device_budget"),
                       (("--host-mem", "6GiB", "--set", "adapter.kind=lora"), "memory.host_budget"),
                       (("--host-mem", "16GiB", "--set", "train.grad_clip=0"), "memory.host_budget")):
@@ -278,10 +275,7 @@ def what_is_needed_is_enough(tmp):
 
 def what_is_offered_is_possible(tmp):
     """Of chunks of rows: not without a backward pass, and micro-batches of a row. Of blocks: all of them fit."""
-    layers = os.path.join(tmp, "five.json")
-    with open(layers, "w") as out:
-        json.dump({**json.load(open(shape_json(tmp, "8b"))), "num_hidden_layers": 5}, out)
-    args = ("--machine", "rtx4090", "--model", layers)
+    args = ("--machine", "rtx4090", "--model", shape_json(tmp, "8b", 5))
     long = (*args, "--seq-len", "65536", "--tokens-per-step", "128Ki", "--gpu-mem", "8GiB", "--micro-batch", "2")
     mezo = plan(*long, "--set", "optimizer.type=mezo", "--set", "train.grad_clip=0", expect=4)
     assert "train.chunk" not in json.dumps(mezo), mezo
