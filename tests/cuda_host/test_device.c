@@ -75,11 +75,10 @@ TEST(copies_arrive_whatever_is_locked)
                   {16384, 700, 16384, 32768}, {1000, 3000, 1024, 1001}, {9 * MIB, 2, 9 * MIB + 17, 9 * MIB}};
     enum { ROOM = 96 * MIB };
     MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(128 * MIB);
-    struct mt_err err = {0};
     void *host = NULL;
     char *device = take(dev, 64 * MIB, "copies");
-    assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
-    assert_int_equal(mt_device_register_host(dev, host, ROOM, &err), 0);
+    MUST(mt_host_alloc, &host, ROOM, "test");
+    MUST(mt_device_register_host, dev, host, ROOM);
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++) {
         round_trip(dev, host, ROOM, device, shapes[i].width, shapes[i].rows, shapes[i].pitch,
                    shapes[i].device_pitch, MT_STREAM_H2D, MT_STREAM_D2H);
@@ -95,11 +94,10 @@ TEST(small_copies_on_compute_need_no_copy_engine)
 {
     enum { N = 1000 };
     MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
-    struct mt_err err = {0};
     void *host = NULL;
     char *device = take(dev, 8 * N, "copies");
-    assert_int_equal(mt_host_alloc(&host, 4 * MIB, "test", &err), 0);
-    assert_int_equal(mt_device_register_host(dev, host, 4 * MIB, &err), 0);
+    MUST(mt_host_alloc, &host, 4 * MIB, "test");
+    MUST(mt_device_register_host, dev, host, 4 * MIB);
     bool locked = mt_emu_pin_state(0, host, 4 * MIB) == MT_EMU_PINNED;
     size_t before = mt_emu_copies();
     round_trip(dev, host, 4 * MIB, device, 4 * N, 1, 4 * N, 4 * N, MT_STREAM_COMPUTE, MT_STREAM_COMPUTE);
@@ -117,11 +115,10 @@ TEST(a_copy_may_cross_from_locked_to_other_memory)
 {
     enum { ROOM = 8 * MIB };
     MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
-    struct mt_err err = {0};
     void *host = NULL;
     char *device = take(dev, 8 * MIB, "copies");
-    assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
-    assert_int_equal(mt_device_register_host(dev, (char *)host + MIB, 2 * MIB, &err), 0);
+    MUST(mt_host_alloc, &host, ROOM, "test");
+    MUST(mt_device_register_host, dev, (char *)host + MIB, 2 * MIB);
     round_trip(dev, host, ROOM, device, 3 * MIB + 5, 1, 3 * MIB + 5, 3 * MIB + 5, MT_STREAM_H2D,
                MT_STREAM_D2H);
     round_trip(dev, host, ROOM, device, 1 << 18, 13, (1 << 18) + 12345, 1 << 18, MT_STREAM_H2D,
@@ -134,11 +131,10 @@ TEST(a_copy_may_cross_from_locked_to_other_memory)
 TEST(every_stream_has_a_queue_of_its_own)
 {
     MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(160 * MIB);
-    struct mt_err err = {0};
     const struct mt_device_limits *l = mt_device_limits(dev);
     char host[8192], *device = take(dev, sizeof(host), "copies");
     void *sides = take(dev, (size_t)l->sides * l->side_bytes, "sides");
-    assert_int_equal(mt_device_open_sides(dev, l->sides, sides, &err), 0);
+    MUST(mt_device_open_sides, dev, l->sides, sides);
     round_trip(dev, host, sizeof(host), device, 1000, 1, 1000, 1000, MT_STREAM_H2D, MT_STREAM_D2H);
     round_trip(dev, host, sizeof(host), device, 1000, 1, 1000, 1000, MT_STREAM_COMPUTE, MT_STREAM_COMPUTE);
     assert_int_equal(mt_emu_streams_that_share(), 0);
@@ -157,15 +153,14 @@ TEST(a_large_range_is_there_when_it_is_locked)
 {
     enum { PAGE = 4096, ROOM = 257 * MIB };
     MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(40 * MIB);
-    struct mt_err err = {0};
     void *host = NULL;
     size_t n = ROOM / PAGE, there = 0;
     unsigned char *resident = calloc(n, 1);
     assert_non_null(resident);
-    assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
+    MUST(mt_host_alloc, &host, ROOM, "test");
     setenv("MT_EMU_PIN_MS", "300", 1); /* of each of two pieces */
     mt_log_set_sink(count_progress);
-    assert_int_equal(mt_device_register_host(dev, host, ROOM, &err), 0);
+    MUST(mt_device_register_host, dev, host, ROOM);
     mt_log_set_sink(NULL);
     unsetenv("MT_EMU_PIN_MS");
     if (mt_emu_pin_state(0, host, ROOM) == MT_EMU_PINNED)
@@ -209,13 +204,12 @@ static void locked_pages_are_kept_from_children(size_t page)
 {
     const size_t bytes = 20 * page;
     MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(40 * MIB);
-    struct mt_err err = {0};
     void *host = NULL;
     page_bytes = page;
-    assert_int_equal(mt_host_alloc(&host, bytes + page, "test", &err), 0);
+    MUST(mt_host_alloc, &host, bytes + page, "test");
     char *p = (char *)mt_align_up((uintptr_t)host, page);
     memset(p, 1, bytes);
-    assert_int_equal(mt_device_register_host(dev, p + 100, 10 * page, &err), 0);
+    MUST(mt_device_register_host, dev, p + 100, 10 * page);
     bool locked = mt_emu_pin_state(0, p + page, page) == MT_EMU_PINNED;
     assert_true(child_has(p) && child_has(p + page - 4096));
     assert_int_equal(child_has(p + page), !locked);
@@ -294,13 +288,12 @@ TEST(pageable_memory_is_read_after_what_the_stream_waits_for)
 TEST(under_wsl_the_staging_ring_is_locked_first)
 {
     enum { ROOM = 64 * MIB, N = 20 * MIB, BUFFER = 8 * MIB };
-    struct mt_err err = {0};
     void *host = NULL;
     setenv("MT_EMU_WSL", "1", 1);
     mt_device *dev = open_device(128 * MIB);
     char *device = take(dev, N, "copies");
-    assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
-    assert_int_equal(mt_device_register_host(dev, host, ROOM, &err), 0);
+    MUST(mt_host_alloc, &host, ROOM, "test");
+    MUST(mt_device_register_host, dev, host, ROOM);
     char *last = (char *)host + ROOM - N;
     bool locked = mt_emu_pin_state(0, last, N) == MT_EMU_PINNED;
     size_t before = mt_emu_copies();
@@ -603,12 +596,11 @@ TEST(devices_share_locked_memory_until_the_last_leaves)
 {
     enum { ROOM = 20 * MIB };
     void *host = NULL;
-    struct mt_err err = {0};
-    assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
+    MUST(mt_host_alloc, &host, ROOM, "test");
     for (int last = 0; last < 2; last++) {
         mt_device *dev[2] = {open_device(64 * MIB), open_second()};
         for (int i = 0; i < 2; i++)
-            assert_int_equal(mt_device_register_host(dev[i], host, ROOM, &err), 0);
+            MUST(mt_device_register_host, dev[i], host, ROOM);
         enum mt_emu_pin pin = mt_emu_pin_state(0, host, ROOM);
         assert_int_equal(mt_emu_pin_state(1, host, ROOM),
                          pin); /* as much as may be locked, for both */
