@@ -4,7 +4,7 @@
 may, or is stuck. A busy machine is no failure: the limit is FACTOR x the test's `timeout` in processor seconds of all its
 processes, 20 times that with MEGATRAIN_TEST_FULL, and a test is stuck if for three minutes nearly none of its threads ran or
 waited for a processor or a drive.
-With MEGATRAIN_TEST_TIMES=FILE a line is added to FILE: the test's name, processor seconds, seconds."""
+With MEGATRAIN_TEST_TIMES=FILE a line is added to FILE: the test's name, processor seconds, seconds, exit status."""
 import json
 import os
 import select
@@ -98,11 +98,12 @@ def main(build, factor, *command):
             if pid != os.getpid():
                 os.kill(pid, signal.SIGKILL)
     _, status, usage = os.wait4(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    code = 1 if why else code if code >= 0 else 128 - code
     if os.environ.get("MEGATRAIN_TEST_TIMES"):
         with open(os.environ["MEGATRAIN_TEST_TIMES"], "a") as f:
-            f.write(f"{name}\t{usage.ru_utime + usage.ru_stime:.2f}\t{time.monotonic() - began:.2f}\n")
-    code = os.waitstatus_to_exitcode(status)
-    return 1 if why else code if code >= 0 else 128 - code
+            f.write(f"{name}\t{usage.ru_utime + usage.ru_stime:.2f}\t{time.monotonic() - began:.2f}\t{code}\n")
+    return code
 
 
 sys.exit(main(*sys.argv[1:]))

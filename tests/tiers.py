@@ -3,8 +3,9 @@
 """Which tests a run of scripts/test has, from Meson's own list of tests (tests/README.md, "Tiers").
   tiers.py targets BUILD WORD...   what ninja has to build: @CHOICE is what the tests of a choice need, others are as they are
   tiers.py CHOICE BUILD            names of the tests of a choice
+  tiers.py --all CHOICE BUILD      in whichever landing they run
 A choice is `first`, the first tier; `rest`, those of the plain build that CI runs after it; `sanitized`, those that CI runs under
-AddressSanitizer; `threads`, those that it runs under ThreadSanitizer.
+AddressSanitizer; `threads`, those that it runs under ThreadSanitizer; `every`, all of a build.
 Of all but the first tier CI runs a third, another third with the next commit, and those whose own sources changed lately."""
 import collections
 import json
@@ -15,7 +16,8 @@ import sys
 import zlib
 
 ROOT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-TURNS = 3  # a test runs in one of so many landings
+EVERY_TURN = sys.argv[1:2] == ["--all"]
+TURNS = 1 if EVERY_TURN else 3  # a test runs in one of so many landings
 RECENT = 30  # commits: what one landing brings, with some to spare; a test runs if its sources changed in these
 
 
@@ -105,7 +107,11 @@ def threads(build):
     return in_turn(build, [t for t in introspected(build, "tests") if "threads" in suites(t)])
 
 
-CHOICES = {"first": first, "rest": rest, "sanitized": sanitized, "threads": threads}
+def every(build):
+    return introspected(build, "tests")
+
+
+CHOICES = {"first": first, "rest": rest, "sanitized": sanitized, "threads": threads, "every": every}
 
 
 def main(command, build, *words):
@@ -117,4 +123,4 @@ def main(command, build, *words):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1 + EVERY_TURN:])

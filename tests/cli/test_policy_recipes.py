@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of megatrain-policy(7), line by line as they are printed. The first learns: on three seeds, prompts that it was
-not trained on are answered rightly, of which the model that it began with answers few. The others sample from servers, for
-which programs stand in that speak their API."""
+"""The recipes of megatrain-policy(7), line by line as they are printed. The first learns: on one of three seeds, another each
+day, prompts that it was not trained on are answered rightly, of which the model that it began with answers few. The others
+sample from servers, for which programs stand in that speak their API."""
 import json
 import os
 import re
@@ -10,13 +10,14 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 
 from tiny import BINARY, FULL, chosen, config, metrics, with_weights, write_data, write_model
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 #: processor seconds of two cores in 15 minutes
 MOST_SECONDS = 2 * 15 * 60
-SEEDS = (1, 2, 3)
+SEEDS = (1 + int(time.time()) // 86400 % 3,)
 
 #: a server for the port that its command line names
 SERVER = f'''#!{sys.executable}

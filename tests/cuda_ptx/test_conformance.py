@@ -2,8 +2,8 @@
 """The conformance suite on nvcc's PTX: everything with tiled attention, attention fused and our own without a bank
 conflict as well, and how many of the PTX instructions that executes, by kernel.
 
-test_conformance.py CONFORMANCE, with MEGATRAIN_TEST_FULL=1 each case twice, also in another order, with approximations
-off by 2 units in the last place, and with global memory watched.
+test_conformance.py CONFORMANCE, with MEGATRAIN_TEST_FULL=1 also in another order, with approximations off by 2 units in the
+last place, and with global memory watched.
 """
 import os
 import subprocess

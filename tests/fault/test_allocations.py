@@ -71,7 +71,7 @@ def chosen(sites):
         at.setdefault(site, []).append(n)
     some = set()
     for numbers in at.values():
-        some |= {*numbers[:4], numbers[-1], *numbers[::max(1, len(numbers) // 400)]} if FULL else {numbers[0], numbers[-1]}
+        some |= {*numbers[:4], numbers[-1], *numbers[::max(1, len(numbers) // 40)]} if FULL else {numbers[0], numbers[-1]}
     return sorted(some) if FULL else sorted(some)[::12]
 
 
