@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/fs.h"
@@ -90,12 +89,6 @@ static int read_resume(struct learner *l, struct mt_err *err)
         ?: check_blocks(l, err);
 }
 
-static bool same_folder(const char *a, const char *b)
-{
-    struct stat x, y;
-    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 /* Sets the lineage of this run's checkpoints, and which checkpoint in the output folder already belongs to it. */
 static int begin_history(struct learner *l, struct mt_err *err)
 {
@@ -110,7 +103,7 @@ static int begin_history(struct learner *l, struct mt_err *err)
         h->removes = force && !cli_arg(l->args, "resume");
         return rc || !force ? rc : mt_history_set_all_aside(h, NULL, dir, err);
     }
-    h->has = h->full = same_folder(MT_PATH("%s/checkpoint-%llu", dir, (unsigned long long)st->step), l->resume);
+    h->has = h->full = mt_is_same_file(MT_PATH("%s/checkpoint-%llu", dir, (unsigned long long)st->step), l->resume);
     h->step = st->step;
     memcpy(h->sum, st->sum, sizeof(h->sum));
     return mt_lineage_go_on(&st->lineage, st->step, st->sum, err);

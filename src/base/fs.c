@@ -358,6 +358,12 @@ bool mt_is_dir(const char *path)
     return !stat(path, &st) && S_ISDIR(st.st_mode);
 }
 
+bool mt_is_same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 bool mt_path_has_extension(const char *path, const char *end)
 {
     size_t n = strlen(path), m = strlen(end);

@@ -60,6 +60,8 @@ bool mt_path_exists(const char *path);
  * whole: of folders with whole names alone, since others are below the working folder. */
 char *mt_find_program(const char *name, bool whole);
 bool mt_is_dir(const char *path);
+/** Whether both paths lead to one file or folder. */
+bool mt_is_same_file(const char *a, const char *b);
 /** Whether the path ends so, in upper or lower case: ".jsonl". */
 bool mt_path_has_extension(const char *path, const char *end);
 /** The absolute path with links, "." and ".." resolved. Where the path does not exist, only its folder is resolved;

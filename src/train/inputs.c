@@ -453,6 +453,16 @@ static int count_steps(struct mt_inputs *in, const struct mt_numerics *n, struct
     return 0;
 }
 
+/* What a model was trained on it knows: an evaluation on that says nothing of other texts. */
+static void warn_of_trained(const struct mt_inputs *in)
+{
+    size_t n = in->data && in->eval_data ? mt_dataset_n_sources(in->data) : 0;
+    for (size_t i = 0; i < n; i++)
+        if (mt_is_same_file(mt_dataset_source(in->data, i)->path, in->cfg->data.eval))
+            mt_warn("data.eval = %s is trained on, too: it is among data.train. A share, such as data.eval = 2%%, holds "
+                    "samples out", in->cfg->data.eval);
+}
+
 int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_use use,
                    const struct mt_resumed *resumed, struct mt_err *err)
 {
@@ -475,7 +485,10 @@ int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_u
             ?: check_rollouts(in, in->data, err)
             ?: check_rollouts(in, in->eval_data, err)
             ?: open_sets(in, err);
-    return rc || use != MT_RUN_TRAIN ? rc : open_teacher(in, err);
+    if (rc || use != MT_RUN_TRAIN)
+        return rc;
+    warn_of_trained(in);
+    return open_teacher(in, err);
 }
 
 uint64_t mt_inputs_prepared_rows(struct mt_config *cfg, const struct mt_hf_config *hf, const char *model_dir,

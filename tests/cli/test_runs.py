@@ -378,6 +378,14 @@ def an_evaluation_without_samples_is_named(tmp, model, data):
     assert said.count("data.eval = 1% holds out no sample: nothing is evaluated") == 1 and "eval step" not in said, said
 
 
+def an_evaluation_on_what_is_trained_is_warned_of(tmp, model, data):
+    out, link = os.path.join(tmp, "seen"), os.path.join(tmp, "seen.jsonl")
+    os.symlink(data, link)
+    for of, seen in ((link, True), (write_data(os.path.join(tmp, "unseen.jsonl"), n=3, seed=5), False)):
+        p = megatrain("check", write_ini(out + ".ini", base(model, data, out, data__eval=of)))
+        assert p.stderr.count("is trained on, too") == seen, (of, p.stderr)
+
+
 def every_checkpoint_names_the_best(tmp, model, data):
     """Also where each evaluation is the best: the last checkpoint is being read back while the next one is saved."""
     out = os.path.join(tmp, "each")
