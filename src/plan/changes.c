@@ -118,7 +118,7 @@ struct memory {
     const char *what, *option, *key;
     enum mt_rate_id rate;
     uint64_t most; /* GiB that are sold */
-    uint64_t host; /* bytes of the host's */
+    uint64_t host; /* bytes of the host's, of which a GPU keeps page tables */
 };
 
 static uint64_t bytes_of(const struct mt_machine *m, enum mt_rate_id rate)
@@ -146,6 +146,14 @@ static bool is_of_machine(const struct mt_plan_request *t, const struct memory *
     return budget_of(m, bytes_of(t->machine, m->rate)) == budget;
 }
 
+/* The device's budget beside so much memory of the host. */
+static uint64_t beside(const struct memory *device, uint64_t host_bytes, uint64_t whole)
+{
+    struct memory m = *device;
+    m.host = host_bytes;
+    return budget_of(&m, whole);
+}
+
 /* The least sufficient value of `budget`, a field of *t, which it keeps; false: there is none. */
 static bool find_least(struct mt_plan_request *t, uint64_t *budget)
 {
@@ -166,29 +174,35 @@ static bool find_least(struct mt_plan_request *t, uint64_t *budget)
     return true;
 }
 
-/* Considers the least sufficient value of `budget`, a field of *t: in whole GiB of the machine, if the budget is what
- * follows from its memory; else of the budget, above 1 GiB in whole ones. */
-static void consider_budget(struct list *l, struct mt_plan_request *t, uint64_t *budget, const struct memory *m)
+/* Considers the least sufficient budget of `m`, the device's memory or the host's: in whole GiB of the machine, if the
+ * budget is what follows from its memory; else of the budget, above 1 GiB in whole ones. */
+static void consider_budget(struct list *l, const struct mt_plan_request *r, const struct memory *m,
+                            const struct memory *device)
 {
-    uint64_t have = *budget, least;
-    bool of_machine = is_of_machine(t, m, have), fits = false;
+    struct mt_plan_request t = *r;
+    uint64_t *of_device = &t.placement.device_budget.bytes, *of_host = &t.placement.host_budget.bytes;
+    uint64_t *budget = m == device ? of_device : of_host;
+    const uint64_t have = *budget;
+    const bool of_machine = is_of_machine(r, m, have), follows = m != device && is_of_machine(r, device, *of_device);
+    bool fits = false;
     char a[32], b[32];
-    if (find_least(t, budget)) {
-        least = *budget;
-        for (int tries = 0; of_machine && tries < MORE && !fits; tries++) {
-            unsigned long long whole = whole_gib(m, tries ? *budget + (*budget >> 5) : least);
-            *budget = budget_of(m, whole << 30);
-            fits = consider(l, t, true, "%s of %llu GiB instead of %.4g GiB (%s %lluGiB)", m->what, whole,
-                            t->machine->rate[m->rate].value, m->option, whole);
-            if (fits && whole > m->most)
-                l->rank[l->n - 1] = HARDLY_SOLD;
-        }
-        *budget = least > (uint64_t)1 << 30 ? mt_align_up(least, (size_t)1 << 30) : least;
-        if (!of_machine)
-            consider(l, t, true, "%s of %s instead of %s (%s)", m->what, mt_format_bytes(a, sizeof(a), *budget),
-                     mt_format_bytes(b, sizeof(b), have), m->key);
+    if (!find_least(&t, budget))
+        return;
+    const uint64_t least = *budget;
+    for (int tries = 0; of_machine && tries < MORE && !fits; tries++) {
+        unsigned long long whole = whole_gib(m, tries ? *budget + (*budget >> 5) : least);
+        *budget = budget_of(m, whole << 30);
+        if (follows)
+            *of_device = beside(device, whole << 30, bytes_of(r->machine, device->rate));
+        fits = consider(l, &t, true, "%s of %llu GiB instead of %.4g GiB (%s %lluGiB)", m->what, whole,
+                        r->machine->rate[m->rate].value, m->option, whole);
+        if (fits && whole > m->most)
+            l->rank[l->n - 1] = HARDLY_SOLD;
     }
-    *budget = have;
+    *budget = least > (uint64_t)1 << 30 ? mt_align_up(least, (size_t)1 << 30) : least;
+    if (!of_machine)
+        consider(l, &t, true, "%s of %s instead of %s (%s)", m->what, mt_format_bytes(a, sizeof(a), *budget),
+                 mt_format_bytes(b, sizeof(b), have), m->key);
 }
 
 /* Both memories are short: the least of the device's where the host's is no limit, then of the host's. */
@@ -204,6 +218,7 @@ static void consider_both(struct list *l, const struct mt_plan_request *r, const
     if (!find_least(&t, of_device))
         return;
     unsigned long long gib = whole_gib(device, *of_device), host_gib;
+    const uint64_t least = *of_device;
     *of_device = budget_of(device, gib << 30);
     *of_host = have;
     if (!find_least(&t, of_host))
@@ -211,8 +226,13 @@ static void consider_both(struct list *l, const struct mt_plan_request *r, const
     for (int tries = 0; tries < MORE && !l->n; tries++) {
         host_gib = whole_gib(host, *of_host + (tries ? *of_host >> 5 : 0));
         *of_host = budget_of(host, host_gib << 30);
-        consider(l, &t, true, "device memory of %llu GiB and host memory of %llu GiB (%s %lluGiB %s %lluGiB)", gib,
-                 host_gib, device->option, gib, host->option, host_gib);
+        while (beside(device, host_gib << 30, gib << 30) < least)
+            gib++;
+        *of_device = beside(device, host_gib << 30, gib << 30);
+        bool fits = consider(l, &t, true, "device memory of %llu GiB and host memory of %llu GiB (%s %lluGiB %s %lluGiB)",
+                             gib, host_gib, device->option, gib, host->option, host_gib);
+        if (fits && (gib > device->most || host_gib > host->most))
+            l->rank[l->n - 1] = HARDLY_SOLD;
     }
 }
 
@@ -300,8 +320,8 @@ static void consider_hardware(struct list *l, const struct mt_plan_request *r)
     const uint64_t host_bytes = bytes_of(r->machine, MT_RATE_HOST_GIB);
     const struct memory device = {"device memory", "--gpu-mem", "memory.device_budget", MT_RATE_DEVICE_GIB, 288, host_bytes};
     const struct memory host = {"host memory", "--host-mem", "memory.host_budget", MT_RATE_HOST_GIB, 2048, host_bytes};
-    consider_budget(l, &t, &t.placement.device_budget.bytes, &device);
-    consider_budget(l, &t, &t.placement.host_budget.bytes, &host);
+    consider_budget(l, r, &device, &device);
+    consider_budget(l, r, &host, &device);
     struct mt_machine m = *r->machine;
     char text[160];
     const size_t alone = l->n;
