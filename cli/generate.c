@@ -11,6 +11,7 @@
 #include "base/sort.h"
 #include "base/strbuf.h"
 #include "data/dataset.h"
+#include "objective/objective.h"
 
 /* LOOK_EVERY: tokens between two looks for stop strings, for which texts are decoded by another process. TOGETHER:
  * texts that it decodes at once when they have ended. */
@@ -451,17 +452,26 @@ static int put_line(const struct writer *w, const char *line, struct mt_err *err
     return ok ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write to %s: %s", w->path, strerror(errno));
 }
 
+/* What logits were divided by for the log-probabilities. */
+static double logprobs_temperature(const struct cli_generation *p)
+{
+    const struct mt_numerics *n = &p->session->setup->choice.numerics;
+    const struct mt_objective *o = mt_objective_of(n);
+    return o->rollouts && !o->by_rewards ? n->objective_keys.policy.temperature : 1;
+}
+
 /* The prompt's record, and what was added. Log-probabilities are FP32, written so that they are read as the same. */
 static int write_text(void *ctx, const struct cli_text *t, struct mt_err *err)
 {
     const struct writer *w = ctx;
     const struct mt_gen_text *of = t->of;
     const bool noisy = w->p->noise >= 0;
+    const double drawn = w->p->g.temperature;
     size_t prompt = t->number / w->p->samples;
     mt_json_begin();
     MT_JSON_FREED cJSON *o = cJSON_Duplicate(w->p->record[prompt], true);
     static const char *const own[] = {"place", "completion", "completion_tokens", "finish_reason", "prompt_ids", "completion_ids",
-                                      "logprobs", "temperature", "truncated", "sample", "noise"};
+                                      "logprobs", "temperature", "logprobs_temperature", "truncated", "sample", "noise"};
     for (size_t i = 0; i < MT_ARRAY_LEN(own); i++)
         cJSON_DeleteItemFromObjectCaseSensitive(o, own[i]);
     if (!mt_json_get(o, "group"))
@@ -472,7 +482,9 @@ static int write_text(void *ctx, const struct cli_text *t, struct mt_err *err)
     if (!w->p->ids_only)
         cli_add_text(o, "completion", t->added, t->n_added);
     cJSON_AddStringToObject(o, "finish_reason", of->finish == MT_FINISH_STOP ? "stop" : "length");
-    mt_json_put(o, "truncated=%d, temperature=%f", of->finish == MT_FINISH_LENGTH, w->p->g.temperature);
+    mt_json_put(o, "truncated=%d, temperature=%f", of->finish == MT_FINISH_LENGTH, drawn);
+    if (drawn > 0 && drawn != logprobs_temperature(w->p))
+        cJSON_AddNumberToObject(o, "logprobs_temperature", logprobs_temperature(w->p));
     add_ids(o, "prompt_ids", of->prompt, of->n_prompt);
     add_ids(o, "completion_ids", of->ids, of->n);
     cJSON *logprobs = cJSON_AddArrayToObject(o, "logprobs");

@@ -7,7 +7,7 @@
 static const char FIELDS[] = " messages conversations prompt completion chosen rejected label instruction input output "
                              "system history tools text input_ids labels attention_mask chat_template_kwargs prompt_ids "
                              "completion_ids chosen_ids rejected_ids token_ids mask completion_mask logprobs old_logprobs "
-                             "ref_logprobs advantage reward group temperature truncated ";
+                             "ref_logprobs advantage reward group temperature logprobs_temperature truncated ";
 
 /* "FIELD:COLUMN"; returns the column, NULL: it is not of this form. */
 static const char *divide(char *field, size_t len, const char *item)

@@ -98,11 +98,18 @@ static float *place_of(union mt_rollout_values *v, int column)
     return places[column];
 }
 
+/* The sampler's log-probabilities are of another temperature than its tokens: no ratio to them means anything. */
+static bool of_another_temperature(const cJSON *o)
+{
+    double drawn = mt_json_number(o, "temperature", 1);
+    return mt_json_number(o, "logprobs_temperature", drawn) != drawn;
+}
+
 static int read_column(struct rollout *of, const cJSON *o, int column, struct mt_err *err)
 {
     const cJSON *list = mt_json_get(o, names[column]);
     size_t i = 0;
-    if (!list || cJSON_IsNull(list))
+    if (!list || cJSON_IsNull(list) || (column == LOGPROB && of_another_temperature(o)))
         return 0;
     if (column == ADVANTAGE && cJSON_IsNumber(list)) {
         for (; i < of->n; i++)

@@ -10,6 +10,7 @@
  * "completion_ids" with "completion_mask" (all 1 unless given); with the byte tokenizer, strings "prompt" and "completion".
  * Of each token, or of each of the completion: "logprobs" (the sampler's), "old_logprobs", "ref_logprobs", where it is
  * trained; "advantage", a number or a list, or "reward" and "group". Further "temperature", "truncated" and "noise".
+ * "logprobs_temperature": what "logprobs" are of, if that is another temperature: these are as if they were not there.
  * -EINVAL, -ERANGE: a value is missing or cannot be; *err names it.
  */
 int mt_rollouts_read(struct mt_sample_reader *r, const cJSON *o, const char *where, uint64_t place, struct mt_err *err);

@@ -323,7 +323,7 @@ const char *mt_policy_lacks(const struct mt_objective *o, const struct mt_policy
         return "\"old_logprobs\", which policy.mismatch compares \"logprobs\" with where policy.old = file";
     if (isnan(v->logprob) && (mismatch || (file && isnan(v->old))))
         return "\"logprobs\", which policy.old = file and policy.mismatch need: set policy.old = batch and policy.mismatch = none, or "
-               "sample with log-probabilities, which are of token ids";
+               "sample with log-probabilities, which are of token ids and of policy.temperature";
     return NULL;
 }
 

@@ -84,6 +84,22 @@ def a_policy_learns_from_its_own_texts(tmp, model, path):
     assert again == sampled and rows[0]["logprobs"] != again[0]["logprobs"]
 
 
+def log_probabilities_of_another_temperature_are_not_trained_on(tmp, model, path):
+    """Texts drawn at 3, with log-probabilities of temperature 1: no policy.temperature fits both, so that they count for none."""
+    data, ini = os.path.join(tmp, "at-1.jsonl"), os.path.join(tmp, "at-1.ini")
+    rows = generate(model, path, *ARGS, "--samples", 2)
+    assert all(r["temperature"] == 3 and r["logprobs_temperature"] == 1 for r in rows)
+    assert "logprobs_temperature" not in generate(model, path, *ARGS[2:], "--temperature", 1)[0]
+    with open(data, "w") as f:
+        f.writelines(json.dumps({**r, "reward": i % 2}) + "\n" for i, r in enumerate(rows))
+    keys = {"policy__loss": "dapo", "policy__temperature": 3, "train__steps": 1, "data__eval": "", "model__init": "weights",
+            "data__tokenizer": "byte", "data__format": "rollouts"}
+    for over in {"policy__old": "file"}, {"policy__mismatch": "token"}, {}:
+        write_ini(ini, base(model, data, os.path.join(tmp, "at-1"), **keys, **over))
+        said = megatrain("-q", "run", ini, expect=3 if over else 0).stderr
+        assert not over or "policy.temperature" in said, said
+
+
 def planned(*args):
     return json.loads(megatrain("plan", *args, "--machine", "rtx4090", "--generate", 1000, "--json").stdout)
 
@@ -170,6 +186,7 @@ with tempfile.TemporaryDirectory() as tmp:
     path, rows = texts_of_all_kinds_of_prompts(tmp, model)
     texts_end_before_a_stop_string(path, model, rows)
     a_policy_learns_from_its_own_texts(tmp, model, path)
+    log_probabilities_of_another_temperature_are_not_trained_on(tmp, model, path)
     as_many_texts_share_a_pass_as_are_fastest(tmp, model)
     what_cannot_be_is_refused(tmp, model)
     configs = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "configs")
