@@ -8,8 +8,11 @@
 vllm: the server runs with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora; each round's adapter is loaded under a
 new name, round-R. llama.cpp: its server cannot load a new adapter while it runs, so it is started for each round, with the
 model of --gguf and the adapter that convert_lora_to_gguf.py makes of $MEGATRAIN_ADAPTER (both of --llama-cpp, or
-llama-server on the PATH); without --gguf a server runs already, and --before may name a command that starts it again. Its
-log-probabilities are those of temperature 1, which policy.temperature must be.
+llama-server on the PATH); without --gguf a server runs already, and --before may name a command that starts it again.
+
+Log-probabilities are those of temperature 1, whatever policy.temperature is; with another, policy.old = batch and policy.mismatch =
+none do without them. vLLM's are of policy.temperature if its server runs with --logprobs-mode processed_logprobs: then say
+--processed here.
 
 megatrain says in the environment what to do: MEGATRAIN_ROUND, MEGATRAIN_MODEL, MEGATRAIN_ADAPTER (empty before the first
 update), MEGATRAIN_PROMPTS and MEGATRAIN_ROLLOUTS (files of JSON lines), MEGATRAIN_SAMPLES, MEGATRAIN_MAX_TOKENS,
@@ -69,8 +72,6 @@ class LlamaCpp:
 
     def __init__(self, args):
         self.args = args
-        if float(os.environ["MEGATRAIN_TEMPERATURE"]) != 1:
-            sys.exit("llama.cpp's server gives log-probabilities of temperature 1: set policy.temperature = 1")
 
     def tokens(self, record):
         post_to = lambda path, body: post(self.args.url, path, body, self.args.timeout)
@@ -121,6 +122,7 @@ def main():
     p.add_argument("api", choices=("vllm", "llama.cpp"))
     p.add_argument("url")
     p.add_argument("--before", help="a command that is run before sampling")
+    p.add_argument("--processed", action="store_true", help="vLLM's server runs with --logprobs-mode processed_logprobs")
     p.add_argument("--gguf", help="the model with which llama.cpp's server is started")
     p.add_argument("--llama-cpp", default="llama.cpp", help="its folder")
     p.add_argument("--at-once", type=int, default=16, help="prompts that are asked for at once")
@@ -131,6 +133,7 @@ def main():
         subprocess.run(args.before, shell=True, check=True)
     number = lambda name: int(os.environ["MEGATRAIN_" + name])
     temperature = float(os.environ["MEGATRAIN_TEMPERATURE"])
+    of = {"logprobs_temperature": 1} if temperature != 1 and not (args.processed and args.api == "vllm") else {}
 
     def of_prompt(numbered):
         i, record = numbered
@@ -141,7 +144,7 @@ def main():
             if len(tokens) != len(logprobs):
                 sys.exit(f"the server gave {len(tokens)} tokens, but {len(logprobs)} log-probabilities")
             rows.append({**record, "completion": text, "prompt_ids": ids, "completion_ids": tokens, "logprobs": [min(x, 0.0) for x in logprobs],
-                         "temperature": temperature, "truncated": cut})
+                         "temperature": temperature, "truncated": cut, **of})
         return rows
 
     with open(os.environ["MEGATRAIN_PROMPTS"]) as f:

@@ -328,6 +328,13 @@ def servers_sample_by_the_scripts(tmp, model):
         with open(f"{out}/round-0.jsonl") as f:
             rows = [json.loads(line) for line in f]
         assert len(rows) == 12 and {r["reward"] for r in rows} == {0, 1} or api == "vllm", rows
+        # servers' log-probabilities are of temperature 1, and so none at another
+        for k, (more, over, code) in enumerate((("", {}, 0), ("", {"policy__mismatch": "token"}, 3),
+                                                (" --processed", {"policy__mismatch": "token"}, 0 if api == "vllm" else 3))):
+            ini, _ = ini_of(tmp, f"warm-{api}-{k}", start, command + more, model__init="weights", adapter__kind="lora", policy__reward="regex",
+                            policy__prompts=f"{tmp}/chat.jsonl", policy__temperature=0.7, train__steps=1, **over)
+            said = megatrain("run", ini, expect=code).stderr
+            assert not code or "of policy.temperature" in said, said
     server.shutdown()
 
 
