@@ -345,7 +345,7 @@ void mt_config_print(const struct mt_config *cfg, bool origins, struct mt_str *o
             mt_str_printf(out, "%s[%s]\n", i ? "\n" : "", section);
         }
         mt_str_printf(out, "%s = ", mt_key_at(i)->name);
-        mt_key_print(cfg, mt_key_at(i), out);
+        mt_key_write(cfg, mt_key_at(i), out);
         mt_str_printf(out, origins ? " ; %s\n" : "\n", cfg->priv->origin[i]);
     }
 }

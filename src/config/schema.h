@@ -19,7 +19,10 @@ const char *mt_key_suggest(const char *section, const char *name);
 /** Parses `text` into the field of `key`. On failure `buf` says what is wrong: -EINVAL, or -ENOMEM. */
 int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *text, char *buf,
                  size_t len);
+/** Adds the value, as mt_key_parse() takes it. */
 void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out);
+/** The same as a line of a file has it: in quotes, where it would be read as something else without them. */
+void mt_key_write(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out);
 /** Adds what it may be, in words: "a whole number (500, 64k, 64Ki), or auto". */
 void mt_key_values(const struct mt_key *key, struct mt_str *out);
 /** Of an item of MT_KEY_NAMED_PATHS, the length of "NAME:"; 0: it has none, or the key is of another type. */

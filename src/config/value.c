@@ -348,11 +348,6 @@ static void print_numbers(const struct mt_key *, const void *field, struct mt_st
     mt_str_printf(out, "%s", *(const char *)field ? (const char *)field : "auto");
 }
 
-static void print_text(const char *s, struct mt_str *out)
-{
-    mt_str_printf(out, needs_quotes(s) ? "\"%s\"" : "%s", s);
-}
-
 bool mt_key_is_path(const struct mt_key *key, const char *value, const char *path)
 {
     struct stat st;
@@ -392,7 +387,7 @@ static void print_string(const struct mt_key *key, const void *field, struct mt_
 {
     MT_FREED char *s = place(key, NULL, *(char *const *)field);
     out->failed |= !s;
-    print_text(s ? s : "", out);
+    mt_str_printf(out, "%s", s ? s : "");
 }
 
 static void free_list(struct mt_cfg_list *l)
@@ -486,7 +481,7 @@ static void print_list(const struct mt_key *key, const void *field, struct mt_st
 {
     MT_FREED char *all = join(key, NULL, field);
     out->failed |= !all;
-    print_text(all ? all : "", out);
+    mt_str_printf(out, "%s", all ? all : "");
 }
 
 static const struct type types[] = {
@@ -538,6 +533,14 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
 void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out)
 {
     type_of(key)->print(key, field_of(cfg, key), out);
+}
+
+void mt_key_write(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out)
+{
+    MT_STR_FREED struct mt_str value = {0};
+    mt_key_print(cfg, key, &value);
+    out->failed |= value.failed;
+    mt_str_printf(out, value.p && needs_quotes(value.p) ? "\"%s\"" : "%s", value.p ? value.p : "");
 }
 
 void mt_key_free(struct mt_config *cfg, const struct mt_key *key)

@@ -339,8 +339,10 @@ TEST(odd_texts_load_back_or_are_refused)
         assert_string_equal(c->model.path, i == 14 ? "/" : good[i]);
         /* a file makes relative paths its own: compare those that are not */
         MT_STR_FREED struct mt_str text = {0};
-        MT_CLOSED_BY(mt_config_destroy) struct mt_config *back = NULL;
+        MT_CLOSED_BY(mt_config_destroy) struct mt_config *back = NULL, *copy = NULL;
         struct mt_err err = {0};
+        MUST(mt_config_copy, &copy, c, "");
+        assert_string_equal(copy->model.freeze.items[copy->model.freeze.n - 1], c->model.freeze.items[c->model.freeze.n - 1]);
         mt_config_print(c, true, &text);
         if (mt_config_load(&back, put("odd.ini", text.p), NULL, 0, &err))
             fail_msg("%s: %s", good[i], err.msg);
