@@ -264,7 +264,8 @@ uint64_t mt_shard_count_trained(const struct mt_shard *s, uint64_t first, uint64
 static int fail_write(struct mt_shard_writer *w, struct mt_err *err)
 {
     int e = errno ? errno : EIO;
-    return mt_fail(err, MT_ERR_RUNTIME, -e, "cannot write %s: %s", w->tmp, strerror(e));
+    return mt_fail(err, MT_ERR_RUNTIME, -e, "cannot write %s: %s: it is for token shards; data.cache_dir names another folder", w->tmp,
+                   strerror(e));
 }
 
 int mt_shard_writer_open(struct mt_shard_writer *w, const char *path, struct mt_err *err)

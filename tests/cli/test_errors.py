@@ -269,6 +269,8 @@ def data_cases(tmp, model):
     check("data: empty to evaluate on", run("b.jsonl", '{"input_ids": [1, 2, 3]}\n', data__eval=empty), 3, "data.eval hold no samples")
     check("no folder for token shards", run("c.jsonl", '{"input_ids": [1, 2]}\n', data__eval="", data__cache_dir="/proc/none/here"), 1,
           "/proc/none", "data.cache_dir")
+    check("a folder for token shards that is not for writing", run("c.jsonl", '{"input_ids": [1, 2]}\n', data__eval="", data__cache_dir="/sys"),
+          1, "cannot write /sys/", "data.cache_dir")
     check("data: over-long", run("a.jsonl", line + json.dumps({"input_ids": [1] * 99}) + "\n"), 3, "a.jsonl:2", "overlong")
     check("data: unknown format", run("a.jsonl", '{"stuff": 1}\n'), 3, "data.format")
     check("data: chat without a tokenizer", run("a.jsonl", '{"messages": []}\n'), 3, "tokenizer.json", "data.tokenizer")
