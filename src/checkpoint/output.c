@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -32,9 +33,9 @@ int mt_output_lock(const char *dir, int *fd, struct mt_err *err)
         ssize_t n = read(f, pid, sizeof(pid) - 1);
         close(f);
         pid[n > 0 ? strcspn(pid, "\n") : 0] = 0;
-        return mt_fail(err, MT_ERR_USAGE, -EBUSY,
-                       "%s is in use by another run (process %s): choose another checkpoint.dir", dir,
-                       pid[0] ? pid : "unknown");
+        bool own = atoi(pid) == getpid(); /* of several configurations */
+        return mt_fail(err, MT_ERR_USAGE, -EBUSY, "%s is in use by another run (%s%s): choose another checkpoint.dir", dir,
+                       own ? "of this command" : "process ", own ? "" : pid[0] ? pid : "unknown");
     }
     int n = snprintf(pid, sizeof(pid), "%d\n", (int)getpid());
     bool ours = !fstat(f, &st) && st.st_uid == geteuid() && st.st_nlink == 1; /* under no other name */

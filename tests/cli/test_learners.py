@@ -104,6 +104,8 @@ def check_refusals(p):
         assert said in p.said, p.said
     p.run("refused", RUNS, "--out", "x", expect=2)
     assert "--out is of one run" in p.said, p.said
+    p.run("refused", RUNS, expect=2, over={"checkpoint__dir": p.tmp + "/one"})
+    assert "/one is in use by another run (of this command)" in p.said, p.said
 
 
 def main():
