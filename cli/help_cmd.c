@@ -148,7 +148,7 @@ static const struct {
     {EXIT_CHECKPOINT, "checkpoint damaged or not matching"},
     {EXIT_REQUEUE, "stopped on the time limit with a good checkpoint: run again with --resume"},
     {130, "SIGINT, checkpoint saved"},
-    {143, "SIGTERM or SIGHUP, checkpoint saved"},
+    {143, "SIGTERM, SIGHUP, the file STOP or megatrain stop, checkpoint saved"},
 };
 
 /* Every variable that is read anywhere; checked by tests/lint/environment.py. */
