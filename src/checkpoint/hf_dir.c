@@ -98,8 +98,11 @@ static int write_bytes(const struct mt_hf_dir *h, const char *name, const void *
                        struct mt_err *err)
 {
     struct mt_out_file f = {.fd = -1};
-    int rc = mt_out_open(&f, h->vfs, MT_PATH("%s/%s", h->dir, name), err) ?: mt_out_write(&f, data, len, err);
-    return finish_file(h, name, &f, NULL, rc, err);
+    int rc = mt_out_make_folder(h->vfs, h->dir, name, err)
+          ?: mt_out_open(&f, h->vfs, MT_PATH("%s/%s", h->dir, name), err)
+          ?: mt_out_write(&f, data, len, err);
+    rc = finish_file(h, name, &f, NULL, rc, err);
+    return rc ?: mt_out_sync_folder(h->vfs, h->dir, name, err);
 }
 
 struct index_row {
@@ -211,7 +214,7 @@ static bool goes_along(const char *name)
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
         if (!strcmp(name, names[i]))
             return true;
-    if (!strncmp(name, "tokenization_", 13) && mt_ends_with(name, ".py")) /* tiktoken.model's pattern */
+    if (mt_ends_with(name, ".py") || mt_ends_with(name, ".tiktoken")) /* what auto_map names */
         return true;
     return !strncmp(name, "LICENSE", 7) || !strncmp(name, "USE_POLICY", 10);
 }
@@ -258,29 +261,43 @@ static int take_file(struct mt_hf_files *f, const char *dir, const char *name, c
     return rc;
 }
 
+static struct mt_hf_file *find_file(const struct mt_hf_files *f, const char *name)
+{
+    for (size_t i = 0; i < f->n; i++)
+        if (!strcmp(f->p[i].name, name))
+            return &f->p[i];
+    return NULL;
+}
+
+/* folder: within the model's, with a slash at its end; or "". */
+static int take_folder(struct mt_hf_files *f, const char *dir, const char *folder, struct mt_err *err)
+{
+    MT_DIR_CLOSED DIR *d = opendir(MT_PATH("%s/%s", dir, folder));
+    size_t cap = f->n;
+    int rc = 0;
+    if (!d)
+        return mt_fail(err, MT_ERR_INPUT, -errno, "cannot open %s/%s: %s", dir, folder, strerror(errno));
+    for (struct dirent *e; !rc && (e = readdir(d));) {
+        const char *why = NULL, *name = MT_PATH("%s%s", folder, e->d_name);
+        if (!(*folder ? mt_ends_with(name, ".jinja") : goes_along(name)))
+            continue;
+        rc = mt_grow(&f->p, &cap, f->n + 1, sizeof(*f->p)) ? take_file(f, dir, name, &why, err)
+                                                           : mt_fail_nomem(err, name, sizeof(*f->p));
+        if (!rc && why && !strcmp(name, "config.json"))
+            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/config.json cannot be used: %s", dir, why);
+        else if (!rc && why)
+            mt_warn("%s/%s is left out of checkpoints: %s", dir, name, why);
+    }
+    return rc;
+}
+
 int mt_hf_files_read(struct mt_hf_files *out, const char *model_dir, struct mt_err *err)
 {
     struct mt_hf_files f = {0};
-    MT_DIR_CLOSED DIR *d = opendir(model_dir);
-    size_t cap = 0;
-    bool config = false;
-    int rc = 0;
-    if (!d)
-        return mt_fail(err, MT_ERR_INPUT, -errno, "cannot open %s: %s", model_dir, strerror(errno));
-    for (struct dirent *e; !rc && (e = readdir(d));) {
-        const char *why = NULL;
-        if (!goes_along(e->d_name))
-            continue;
-        rc = mt_grow(&f.p, &cap, f.n + 1, sizeof(*f.p)) ? take_file(&f, model_dir, e->d_name, &why, err)
-                                                        : mt_fail_nomem(err, e->d_name, sizeof(*f.p));
-        bool is_config = !strcmp(e->d_name, "config.json");
-        config |= is_config && !why;
-        if (!rc && why && is_config)
-            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/config.json cannot be used: %s", model_dir, why);
-        else if (!rc && why)
-            mt_warn("%s/%s is left out of checkpoints: %s", model_dir, e->d_name, why);
-    }
-    if (!rc && !config && !mt_peft_is_folder(model_dir))
+    int rc = take_folder(&f, model_dir, "", err);
+    if (!rc && mt_is_dir(MT_PATH("%s/" MT_MORE_TEMPLATES, model_dir)))
+        rc = take_folder(&f, model_dir, MT_MORE_TEMPLATES, err);
+    if (!rc && !find_file(&f, "config.json") && !mt_peft_is_folder(model_dir))
         rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s has no config.json", model_dir);
     if (rc)
         mt_hf_files_finish(&f);
@@ -295,14 +312,6 @@ void mt_hf_files_finish(struct mt_hf_files *f)
         free(f->p[i].text);
     free(f->p);
     *f = (struct mt_hf_files){0};
-}
-
-static struct mt_hf_file *find_file(const struct mt_hf_files *f, const char *name)
-{
-    for (size_t i = 0; i < f->n; i++)
-        if (!strcmp(f->p[i].name, name))
-            return &f->p[i];
-    return NULL;
 }
 
 /* Jinja drops a line feed at the end. */
@@ -357,6 +366,11 @@ int mt_hf_files_set_template(struct mt_hf_files *f, const char *text, bool *othe
     }
     if (!same && !rc)
         rc = set_text(file, strdup(text), err);
+    for (size_t i = *other ? f->n : 0; i-- > 0;)
+        if (!strncmp(f->p[i].name, MT_MORE_TEMPLATES, strlen(MT_MORE_TEMPLATES))) {
+            free(f->p[i].text);
+            f->p[i] = f->p[--f->n];
+        }
     return rc;
 }
 

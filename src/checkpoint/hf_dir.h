@@ -10,13 +10,13 @@ typedef int (*mt_file_done)(void *ctx, const char *name, const struct mt_out_fil
                             struct mt_err *err);
 
 /**
- * The small files of a model's folder that are copied with its weights (configuration, tokenizer, licence), in memory.
+ * The small files of a model's folder that are copied with its weights (configuration, tokenizer, code, licence), in memory.
  * Only regular files of up to 256 MiB, and links to such files in the folder or among the hub cache's blobs: others are
  * left out with a warning. Without config.json there is an error (an adapter's folder has none).
  */
 struct mt_hf_files {
     struct mt_hf_file {
-        char name[256];
+        char name[288];
         char *text; /* terminated by NUL */
         size_t len;
     } *p;
@@ -26,7 +26,7 @@ int mt_hf_files_read(struct mt_hf_files *out, const char *model_dir, struct mt_e
 void mt_hf_files_finish(struct mt_hf_files *f);
 /**
  * Makes `text` the files' chat template (chat_template.jinja) if they have none, or another one: then that is left out,
- * also of tokenizer_config.json, and *other is true.
+ * also of tokenizer_config.json, with those beside it (additional_chat_templates/), and *other is true.
  */
 int mt_hf_files_set_template(struct mt_hf_files *f, const char *text, bool *other, struct mt_err *err);
 

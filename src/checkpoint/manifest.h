@@ -19,6 +19,8 @@
  */
 #define MT_STATE_NAME "state.json"
 #define MT_MANIFEST_NAME "manifest.json"
+/** Beside megatrain/: where transformers has templates other than the default, tool_use or rag. */
+#define MT_MORE_TEMPLATES "additional_chat_templates/"
 enum { MT_SUM_TEXT = 17 };
 void mt_sum_format(char text[MT_SUM_TEXT], uint64_t sum);
 

@@ -405,7 +405,8 @@ static int link_all(const char *from, const char *to, struct mt_err *err)
     for (struct dirent *e; !rc && (errno = 0, e = readdir(d));) {
         if (e->d_name[0] == '.')
             continue;
-        rc = link_file(MT_PATH("%s/%s", from, e->d_name), MT_PATH("%s/%s", tmp, e->d_name), err);
+        const char *path = MT_PATH("%s/%s", from, e->d_name), *link = MT_PATH("%s/%s", tmp, e->d_name);
+        rc = mt_is_dir(path) ? link_all(path, link, err) : link_file(path, link, err);
     }
     if (!rc && errno)
         rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "cannot read folder %s: %s", from, strerror(errno));

@@ -278,10 +278,14 @@ static int share_files(const struct mt_saver *v, const char *final, struct mt_er
     int rc = 0;
     for (const cJSON *f = v->files->child; f && !rc; f = f->next) {
         char from[4400], to[4400];
+        bool own = !strncmp(f->string, "megatrain/", 10); /* made before, and synced at the end */
         mt_path_printf(from, sizeof(from), "%s/%s", final, f->string);
         mt_path_printf(to, sizeof(to), "%s/%s", v->tmp, f->string);
-        if (!v->vfs->share || v->vfs->share(v->vfs->ctx, from, to))
+        rc = own ? 0 : mt_out_make_folder(v->vfs, v->tmp, f->string, err);
+        if (!rc && (!v->vfs->share || v->vfs->share(v->vfs->ctx, from, to)))
             rc = mt_out_copy(v->vfs, from, to, err);
+        if (!rc && !own)
+            rc = mt_out_sync_folder(v->vfs, v->tmp, f->string, err);
     }
     return rc;
 }

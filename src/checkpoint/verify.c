@@ -89,12 +89,15 @@ static int verify_files(const char *dir, const cJSON *files, struct mt_err *err)
     return rc;
 }
 
-/* Is it a file of the folder itself, or of its folder megatrain/? */
+/* Is it a file of the folder itself, or of one that a checkpoint may have? */
 static bool is_inside(const char *name)
 {
-    static const char own[] = "megatrain/";
-    if (!strncmp(name, own, sizeof(own) - 1))
-        name += sizeof(own) - 1;
+    static const char *const own[] = {"megatrain/", MT_MORE_TEMPLATES};
+    for (size_t i = 0; i < MT_ARRAY_LEN(own); i++)
+        if (!strncmp(name, own[i], strlen(own[i]))) {
+            name += strlen(own[i]);
+            break;
+        }
     return *name && strlen(name) < 256 && !strchr(name, '/') && strcmp(name, ".") && strcmp(name, "..");
 }
 

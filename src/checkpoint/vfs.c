@@ -188,6 +188,20 @@ int mt_out_put(struct mt_out_file *f, const struct mt_vfs *vfs, const char *path
     return rc;
 }
 
+int mt_out_make_folder(const struct mt_vfs *vfs, const char *dir, const char *name, struct mt_err *err)
+{
+    const char *slash = strrchr(name, '/'), *path = MT_PATH("%s/%.*s", dir, slash ? (int)(slash - name) : 0, name);
+    int rc = slash ? vfs->make_dir(vfs->ctx, path) : 0;
+    return !rc || rc == -EEXIST ? 0 : mt_fail(err, MT_ERR_RUNTIME, rc, "cannot create %s: %s", path, strerror(-rc));
+}
+
+int mt_out_sync_folder(const struct mt_vfs *vfs, const char *dir, const char *name, struct mt_err *err)
+{
+    const char *slash = strrchr(name, '/'), *path = MT_PATH("%s/%.*s", dir, slash ? (int)(slash - name) : 0, name);
+    int rc = slash ? vfs->sync_dir(vfs->ctx, path) : 0;
+    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot sync %s: %s", path, strerror(-rc)) : 0;
+}
+
 int mt_out_copy(const struct mt_vfs *vfs, const char *from, const char *to, struct mt_err *err)
 {
     enum { PIECE = 1 << 20 };

@@ -50,5 +50,8 @@ void mt_out_abort(struct mt_out_file *f);
 /** All of this for a file of these bytes. */
 int mt_out_put(struct mt_out_file *f, const struct mt_vfs *vfs, const char *path, const void *data, size_t len,
                struct mt_err *err);
+/** For a file of that name in `dir`, if the name has a folder: makes that unless it is there; syncs it. */
+int mt_out_make_folder(const struct mt_vfs *vfs, const char *dir, const char *name, struct mt_err *err);
+int mt_out_sync_folder(const struct mt_vfs *vfs, const char *dir, const char *name, struct mt_err *err);
 /** Copies a regular file, durably. */
 int mt_out_copy(const struct mt_vfs *vfs, const char *from, const char *to, struct mt_err *err);

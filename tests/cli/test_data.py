@@ -470,6 +470,37 @@ def the_template_of_a_run_goes_along(tmp):
     assert carried(of_bytes) == chatml and said[0] == said[1] != said[2], said
 
 
+def what_lies_beside_the_weights_goes_along(tmp):
+    """Templates beside the default one, the code that auto_map names, ranks of other names: to checkpoints, also those that are amended, adapters,
+    exports and merged models. Another template leaves out all of the model's."""
+    model = shutil.copytree(model_of(tmp, "qwen2"), os.path.join(tmp, "beside"))
+    os.mkdir(os.path.join(model, "additional_chat_templates"))
+    files = {"additional_chat_templates/tool_use.jinja": "{{ tools }}", "additional_chat_templates/rag.jinja": "{{ documents }}",
+             "chat_template.jinja": "{% for m in messages %}{{ m.content }}{% endfor %}", "modeling_of_its_own.py": "A = 1\n", "hy.tiktoken": "IQ== 0\n"}
+    for name, text in files.items():
+        with open(os.path.join(model, name), "w") as f:
+            f.write(text)
+    data = lines(os.path.join(tmp, "b.jsonl"), [{"messages": CHAT}] * 4)
+    found = lambda folder: {n for n in files if os.path.exists(os.path.join(folder, n)) and open(os.path.join(folder, n)).read() == files[n]}
+
+    def run(name, model, **more):
+        out = os.path.join(tmp, name)
+        megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, **{"data__eval": data, "data__seq_len": 512, "train__steps": 1,
+                                                                                 "data__template": "chatml", "train__batch_size": 1, **more})))
+        megatrain("verify", os.path.join(out, "latest"))
+        return os.path.join(out, "latest")
+
+    whole = run("beside-whole", model, data__template="model")
+    adapters = run("beside-lora", whole, data__template="model", model__init="weights", adapter__kind="lora", adapter__rank=4, adapter__targets="q_proj")
+    assert found(whole) == found(adapters) == set(files), (found(whole), found(adapters))
+    for args in ([whole], [adapters], ["--merge", adapters]):
+        to = os.path.join(tmp, f"beside-exported{len(args)}-{os.path.basename(os.path.dirname(args[-1]))}")
+        megatrain("-q", "export", *args, to)
+        megatrain("verify", to)
+        assert found(to) == set(files), (args, found(to))
+    assert found(run("beside-other", model)) == {"modeling_of_its_own.py", "hy.tiktoken"}
+
+
 def a_conversation_on_a_terminal_knows_its_turns(tmp):
     """Its answers are those to the whole of it, as far as --context holds it."""
     model, asked = os.path.join(tmp, "out", "latest"), ["how?", "and so?"]
@@ -515,7 +546,7 @@ run_tests([tokens_and_masks_are_those_of_transformers, parts_of_type_text_are_jo
            plain_text_is_cut_into_rows, bytes_take_chats_with_a_built_in_template,
            overlong_samples_are_cut_as_asked_without_new_tokens, data_that_do_not_fill_a_step_are_warned_of,
            a_few_samples_without_trained_tokens_are_left_out,
-           the_template_of_a_run_goes_along,
+           the_template_of_a_run_goes_along, what_lies_beside_the_weights_goes_along,
            a_zero_in_a_text_is_shown_or_refused,
            a_conversation_on_a_terminal_knows_its_turns,
            generation_stops_at_the_models_eos_and_not_at_every_special_token],
