@@ -13,6 +13,7 @@
 #define PREFIX "base_model.model."
 #define SUFFIX_A "." MT_LORA_A ".weight"
 #define SUFFIX_B "." MT_LORA_B ".weight"
+#define INSTEAD "; what PEFT's merge_and_unload() makes of such adapters is a model, and is read"
 
 bool mt_peft_is_folder(const char *dir)
 {
@@ -61,22 +62,40 @@ static bool is_known(const char *key)
     return false;
 }
 
+/* Else they would count as if they were not there. */
+static int check_numbers(const cJSON *o, const char *dir, struct mt_err *err)
+{
+    static const char *const keys[] = {"r", "lora_alpha", "rank_pattern", "alpha_pattern"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(keys); i++) {
+        const cJSON *v = mt_json_get(o, keys[i]);
+        bool of_patterns = cJSON_IsObject(v) && i >= 2;
+        bool good = !v || of_patterns || (i < 2 ? cJSON_IsNumber(v) : is_off(v));
+        for (const cJSON *p = of_patterns ? v->child : NULL; p; p = p->next)
+            good = good && cJSON_IsNumber(p);
+        if (!good)
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": %s must be %s", dir, keys[i],
+                           i < 2 ? "a number" : "an object of numbers");
+    }
+    return 0;
+}
+
 /* Any other key must be off: it may change the computation (fan_in_fan_out, lora_bias, and those of later versions). */
 static int check_keys(const cJSON *o, const char *dir, struct mt_err *err)
 {
     const cJSON *init = mt_json_get(o, "init_lora_weights"), *bias = mt_json_get(o, "bias");
     if (!is_text(mt_json_get(o, "peft_type"), "LORA"))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": peft_type must be LORA", dir);
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": peft_type must be LORA" INSTEAD, dir);
     for (const cJSON *key = o->child; key; key = key->next)
         if (!is_known(key->string) && !is_off(key))
-            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": %.80s is not supported", dir, key->string);
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": %.80s is not supported" INSTEAD,
+                           dir, key->string);
     if (bias && !is_text(bias, "none"))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": bias must be \"none\"", dir);
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": bias must be \"none\"" INSTEAD, dir);
     /* pissa, olora, loftq, eva and the like also change the base: the adapter does not fit the model's own weights */
     if (init && !cJSON_IsBool(init) && !cJSON_IsNull(init) && !is_text(init, "gaussian") && !is_text(init, "orthogonal"))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": init_lora_weights = \"%.40s\" is not supported",
-                       dir, cJSON_IsString(init) ? init->valuestring : "?");
-    return 0;
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": init_lora_weights = \"%.40s\" is not supported"
+                       INSTEAD, dir, cJSON_IsString(init) ? init->valuestring : "?");
+    return check_numbers(o, dir, err);
 }
 
 /* As PEFT matches a pattern's key: re.match(r"(.*\.)?(KEY)$", module). */
@@ -182,7 +201,8 @@ static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, c
     double alpha, rank;
     if (strncmp(t->name, PREFIX, strlen(PREFIX)) || !(dot = strrchr(name, '.')) || strlen(name) >= sizeof(module) ||
         strstr(name, "lora_embedding_"))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" is not supported", dir, t->name);
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" is not supported" INSTEAD,
+                       dir, t->name);
     bool a = mt_ends_with(name, SUFFIX_A), b = mt_ends_with(name, SUFFIX_B);
     if (s->dora && mt_ends_with(name, "." MT_LORA_MAGNITUDE))
         return 0;
@@ -219,7 +239,9 @@ int mt_peft_open_weights(struct mt_st_model *st, const char *dir, struct mt_err 
 {
     const char *path = MT_PATH("%s/" MT_PEFT_WEIGHTS, dir);
     if (!mt_path_exists(path))
-        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s has no " MT_PEFT_WEIGHTS, dir);
+        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s has no " MT_PEFT_WEIGHTS "%s", dir,
+                       mt_path_exists(MT_PATH("%s/adapter_model.bin", dir))
+                           ? ", but an adapter_model.bin, which is not read: PEFT's save_pretrained() writes safetensors" : "");
     return mt_st_open_file(st, path, err);
 }
 

@@ -367,9 +367,11 @@ def check_refusals(tmp, model, data, checkpoint):
                        ("alora_invocation_tokens", [1, 2]), ("use_qalora", True), ("use_bdlora", {"nblocks": 2}),
                        ("arrow_config", {"top_k": 3}), ("velora_config", {"k": 1}), ("monteclora_config", {"n": 1}),
                        ("kasa_config", {"beta": 1}), ("megatron_config", {"x": 1}),
-                       ("a_later_versions", "key"), ("peft_type", "IA3")):
+                       ("a_later_versions", "key"), ("peft_type", "IA3"), ("r", None), ("lora_alpha", "16"), ("rank_pattern", ["q_proj"]),
+                       ("alpha_pattern", {"q_proj": "4"})):
         said = eval_with(expect=3, **{key: value})
         assert key in said and "adapter_config.json" in said, said
+        assert ("merge_and_unload()" if key in ("bias", "peft_type") or "not supported" in said else "number") in said, said
     # another model's weights under the same name, and another model's adapter
     twin = os.path.join(tmp, "twin")
     shutil.copytree(model, twin)
