@@ -153,8 +153,8 @@ static int mix_groups(struct mt_search *s, struct open_records *open, struct mt_
 
 /* What is changed at once; behind them, of each kind of records as many bytes as of another, or of none. */
 enum move {
-    MORE_SLOTS, FEWER_SLOTS, SLOT_FOR_RECORDS, KEEP, GATHER, GATHER_FOR_RECORDS, STAY, NONE_PENDING, MORE_PENDING,
-    N_MOVES
+    MORE_SLOTS, FEWER_SLOTS, N_SLOT_MOVES,
+    SLOT_FOR_RECORDS = N_SLOT_MOVES, KEEP, GATHER, GATHER_FOR_RECORDS, STAY, NONE_PENDING, MORE_PENDING, N_MOVES
 };
 
 static size_t n_moves(const struct open_records *open)
@@ -234,14 +234,16 @@ static bool make_move(struct mt_placement *p, const struct mt_search *s, const s
     }
 }
 
-/* Makes each change to the group's best for as long as it becomes better, large ones first. */
+/* Makes each change to the group's best for as long as it becomes better, large ones first; in a long step of slots
+ * alone. */
 static int climb(struct mt_search *s, struct mt_search_group *g, const struct open_records *open, struct mt_err *err)
 {
+    const size_t moves = mt_search_is_long(g) ? N_SLOT_MOVES : n_moves(open);
     double begin = INFINITY, alone[N_MOVES] = {0}; /* seconds of the best that a change without a size was tried on */
     int rc = 0;
     for (int64_t k = 4; k && !rc; k = g->seconds < begin * 0.999 ? k : k / 2) {
         begin = g->seconds;
-        for (size_t move = 0; move < n_moves(open) && !rc; move++) {
+        for (size_t move = 0; move < moves && !rc; move++) {
             bool sized = move >= N_MOVES || (move != GATHER && move != STAY && move != NONE_PENDING);
             double before = sized ? INFINITY : alone[move];
             while (!rc && g->seconds != before) {
@@ -275,7 +277,7 @@ int mt_search_refine(struct mt_search *s, struct mt_err *err)
     if (s->n)
         qsort(s->g, s->n, sizeof(*s->g), compare_seconds);
     for (size_t i = 0; i < MT_MIN(s->n, (size_t)MAX_CLIMBS) && s->found && !rc; i++)
-        if (s->g[i].seconds <= NEARLY * s->g[0].seconds && !mt_search_is_long(&s->g[i]))
+        if (s->g[i].seconds <= NEARLY * s->g[0].seconds && (!i || !mt_search_is_long(&s->g[i])))
             rc = climb(s, &s->g[i], &open, err);
     return rc;
 }
