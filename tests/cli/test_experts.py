@@ -304,7 +304,7 @@ def frozen_experts_take_nothing(tmp, model, data):
                 raw = open(os.path.join(d, f), "rb").read()
                 names |= set(json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")]))
         moments.append({n for n in names if ".experts." in n and not n.endswith(".master")})
-        text = megatrain("plan", ini, "--machine", "rtx4090").stdout
+        text = megatrain("plan", ini, "--machine", "rtx4090", "--set", "memory.states=host").stdout
         bytes_of.append({**rows(text, "host"), "d2h": kib(text, "D2H link")})
         drives_wear_out(ini, freeze)
     experts = 2 * 8 * 3 * 48 * 64  # parameters: two of the layers are mixtures
