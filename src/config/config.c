@@ -232,19 +232,21 @@ static int set_defaults(struct mt_config *cfg, struct mt_err *err)
     return rc;
 }
 
-static bool is_auto(const struct mt_config *cfg, const struct mt_key *key)
+/* 1 or 0, or -ENOMEM. */
+static int is_auto(const struct mt_config *cfg, const struct mt_key *key)
 {
     MT_STR_FREED struct mt_str text = {0};
     mt_key_print(cfg, key, &text);
-    return text.p && !strcmp(text.p, "auto");
+    return text.failed ? -ENOMEM : text.p && !strcmp(text.p, "auto");
 }
 
 /* The value; for auto of an optimizer's own key, what that is. */
 static void print_settled(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out)
 {
     double def;
-    if (key->offset == MT_KEY_NO_OFFSET && is_auto(cfg, key) &&
-        mt_optimizer_default(cfg->optimizer.type, key->name, &def))
+    int rc = key->offset == MT_KEY_NO_OFFSET ? is_auto(cfg, key) : 0;
+    out->failed |= rc < 0;
+    if (rc > 0 && mt_optimizer_default(cfg->optimizer.type, key->name, &def))
         mt_str_number(out, def);
     else
         mt_key_print(cfg, key, out);
@@ -468,9 +470,14 @@ int mt_config_keep(struct mt_config *cfg, const char *earlier_ini, const char *w
 {
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *earlier = NULL;
     int rc = load_earlier(&earlier, earlier_ini, true, err);
-    for (size_t i = 0; i < mt_n_keys() && !rc; i++)
-        if (mt_key_at(i)->role == MT_NUMERICS && is_auto(cfg, mt_key_at(i)))
-            rc = take_value(cfg, earlier, mt_key_at(i), why, err);
+    for (size_t i = 0; i < mt_n_keys() && !rc; i++) {
+        const struct mt_key *key = mt_key_at(i);
+        int keeps = key->role == MT_NUMERICS ? is_auto(cfg, key) : 0;
+        if (keeps < 0)
+            rc = mt_fail_nomem(err, "the configuration", 0);
+        else if (keeps)
+            rc = take_value(cfg, earlier, key, why, err);
+    }
     return rc;
 }
 
