@@ -146,12 +146,12 @@ static bool is_of_machine(const struct mt_plan_request *t, const struct memory *
     return budget_of(m, bytes_of(t->machine, m->rate)) == budget;
 }
 
-/* The device's budget beside so much memory of the host. */
-static uint64_t beside(const struct memory *device, uint64_t host_bytes, uint64_t whole)
+/* The device's memory beside so much of the host's. */
+static struct memory beside(const struct memory *device, uint64_t host_bytes)
 {
     struct memory m = *device;
     m.host = host_bytes;
-    return budget_of(&m, whole);
+    return m;
 }
 
 /* The least sufficient value of `budget`, a field of *t, which it keeps; false: there is none. */
@@ -192,8 +192,10 @@ static void consider_budget(struct list *l, const struct mt_plan_request *r, con
     for (int tries = 0; of_machine && tries < MORE && !fits; tries++) {
         unsigned long long whole = whole_gib(m, tries ? *budget + (*budget >> 5) : least);
         *budget = budget_of(m, whole << 30);
-        if (follows)
-            *of_device = beside(device, whole << 30, bytes_of(r->machine, device->rate));
+        if (follows) {
+            const struct memory its = beside(device, whole << 30);
+            *of_device = budget_of(&its, bytes_of(r->machine, device->rate));
+        }
         fits = consider(l, &t, true, "%s of %llu GiB instead of %.4g GiB (%s %lluGiB)", m->what, whole,
                         r->machine->rate[m->rate].value, m->option, whole);
         if (fits && whole > m->most)
@@ -226,9 +228,9 @@ static void consider_both(struct list *l, const struct mt_plan_request *r, const
     for (int tries = 0; tries < MORE && !l->n; tries++) {
         host_gib = whole_gib(host, *of_host + (tries ? *of_host >> 5 : 0));
         *of_host = budget_of(host, host_gib << 30);
-        while (beside(device, host_gib << 30, gib << 30) < least)
-            gib++;
-        *of_device = beside(device, host_gib << 30, gib << 30);
+        const struct memory its = beside(device, host_gib << 30);
+        gib = whole_gib(&its, least);
+        *of_device = budget_of(&its, gib << 30);
         bool fits = consider(l, &t, true, "device memory of %llu GiB and host memory of %llu GiB (%s %lluGiB %s %lluGiB)",
                              gib, host_gib, device->option, gib, host->option, host_gib);
         if (fits && (gib > device->most || host_gib > host->most))
